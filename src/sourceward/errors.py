@@ -1,0 +1,28 @@
+"""The one error type for input that only its owner can fix.
+
+Every message says what was expected, what was found and what to do. The command line turns an
+`InputError` into a single line on standard error and exit code 2; anything else is a bug and exits 1.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class InputError(ValueError):
+    """The caller's data, setting or file is wrong."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on: features collapsed, an energy diverged. The message names the setting to change."""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
+    """An error for a name that is in no registry, with the nearest names first.
+
+    >>> print(unknown_name("sampler", "langvin", ["langevin", "nesterov"]))
+    Unknown sampler 'langvin'. Did you mean 'langevin'? Known: langevin, nesterov.
+    """
+    names = sorted(known)
+    near = get_close_matches(str(name), names, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return InputError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")
