@@ -1,0 +1,178 @@
+import dataclasses
+
+import pytest
+import torch
+import torchvision.transforms.functional as TF
+from torchvision.transforms import RandomResizedCrop
+
+from sourceward.data.augment import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    NO_AUGMENTATION,
+    Augmentation,
+    adjust_brightness,
+    adjust_contrast,
+    adjust_hue,
+    adjust_saturation,
+    augment,
+    crop_and_flip,
+    draw_boxes,
+    gray,
+    normalise,
+)
+from sourceward.errors import InputError
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def images(batch: int = 4, height: int = 24, width: int = 24) -> torch.Tensor:
+    return torch.randint(256, (batch, 3, height, width), dtype=torch.uint8, generator=seeded(7))
+
+
+def only(**settings) -> Augmentation:
+    return dataclasses.replace(NO_AUGMENTATION, **settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_augmentation_is_normalisation(dtype):
+    clean = images(height=20)
+    out = augment(clean, NO_AUGMENTATION, dtype=dtype)
+    assert out.dtype == dtype
+    assert torch.equal(out, normalise(clean, dtype=dtype))
+
+
+def test_normalise_agrees_with_torchvision():
+    clean = images()
+    expected = TF.normalize(clean.float() / 255, IMAGENET_MEAN, IMAGENET_STD)
+    torch.testing.assert_close(normalise(clean), expected)
+    torch.testing.assert_close(normalise(clean.float() / 255), expected)
+
+
+def test_flip_is_exact():
+    clean = images(batch=64)
+    out = augment(clean, only(flip=0.5), generator=seeded(), mean=(0, 0, 0), std=(1, 1, 1)) * 255
+    same = (out - clean).abs().amax(dim=(1, 2, 3)) < 0.01
+    mirrored = (out - clean.flip(3)).abs().amax(dim=(1, 2, 3)) < 0.01
+    assert (same ^ mirrored).all()
+    assert 16 < mirrored.sum() < 48  # 32 +- 4 standard deviations
+
+
+def test_crop_on_whole_pixels_is_a_slice():
+    clean = images(batch=2).float()
+    boxes = torch.tensor([[3.0, 5.0, 8.0, 12.0], [16.0, 0.0, 8.0, 12.0]])
+    out = crop_and_flip(clean, boxes, torch.tensor([False, True]), (8, 12))
+    torch.testing.assert_close(out[0], clean[0, :, 3:11, 5:17], atol=0.01, rtol=0)
+    torch.testing.assert_close(out[1], clean[1, :, 16:24, 0:12].flip(2), atol=0.01, rtol=0)
+
+
+def test_enlarging_a_crop_by_hand():
+    ramp = torch.tensor([0.0, 4.0, 8.0, 12.0]).expand(1, 3, 4, 4)
+    out = crop_and_flip(ramp, torch.tensor([[0.0, 1.0, 4.0, 2.0]]), torch.tensor([False]), (4, 4))
+    # Four samples across pixels 1 and 2, at 0.75, 1.25, 1.75 and 2.25.
+    torch.testing.assert_close(out[0, 0, 0], torch.tensor([3.0, 5.0, 7.0, 9.0]))
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (20, 36), (36, 20), (8, 64)])
+def test_boxes_lie_inside_and_keep_the_asked_share(shape):
+    height, width = shape
+    settings = Augmentation(scale=(0.3, 0.6))
+    top, left, tall, wide = draw_boxes(images(500, *shape), settings, seeded()).unbind(1)
+    slack = 1e-4
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (top + tall <= height + slack).all()
+    assert (left + wide <= width + slack).all()
+    ratio = wide / tall
+    assert (ratio >= 3 / 4 - slack).all()
+    assert (ratio <= 4 / 3 + slack).all()
+    if shape != (8, 64):  # so long that no crop of this share fits: the largest one is taken
+        share = tall * wide / (height * width)
+        assert (share >= 0.3 - slack).all()
+        assert (share <= 0.6 + slack).all()
+
+
+def test_boxes_are_distributed_as_torchvision():
+    draws = 2000
+    image = images(1, 200, 200)
+    torch.manual_seed(0)
+    theirs = torch.tensor(
+        [RandomResizedCrop.get_params(image, [0.8, 1.0], [3 / 4, 4 / 3]) for _ in range(draws)]
+    )
+    ours = draw_boxes(image.expand(draws, -1, -1, -1), Augmentation(), seeded())
+    error = ((theirs.float().var(0) + ours.var(0)) / draws).sqrt()
+    # Four standard errors, and half a pixel since theirs are whole.
+    assert ((theirs.float().mean(0) - ours.mean(0)).abs() < 4 * error + 0.5).all()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "values"),
+    [
+        (adjust_brightness, TF.adjust_brightness, (0.6, 1.0, 1.4)),
+        (adjust_contrast, TF.adjust_contrast, (0.6, 1.0, 1.4)),
+        (adjust_saturation, TF.adjust_saturation, (0.0, 1.0, 1.4)),
+        (adjust_hue, TF.adjust_hue, (-0.4, 0.0, 0.5)),
+    ],
+)
+def test_colour_agrees_with_torchvision(ours, theirs, values):
+    pixels = images(len(values)).float() / 255
+    pixels[:, :, 0] = pixels[:, :1, 0]  # gray pixels have no hue
+    out = ours(pixels, torch.tensor(values))
+    expected = torch.stack([theirs(row, value) for row, value in zip(pixels, values)])
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
+
+
+def test_gray_agrees_with_torchvision():
+    pixels = images().float() / 255
+    torch.testing.assert_close(gray(pixels), TF.rgb_to_grayscale(pixels))
+    out = augment(images(), only(grayscale=1), generator=seeded(), mean=(0, 0, 0), std=(1, 1, 1))
+    torch.testing.assert_close(out, gray(pixels).expand_as(pixels))
+
+
+def test_reproducible_by_generator():
+    clean = images()
+    first = augment(clean, Augmentation(), generator=seeded(), size=16)
+    assert first.shape == (4, 3, 16, 16)
+    assert first.isfinite().all()
+    assert torch.equal(first, augment(clean, Augmentation(), generator=seeded(), size=16))
+    assert not torch.equal(first, augment(clean, Augmentation(), generator=seeded(1), size=16))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        only(scale=(0.8, 1.0), ratio=(3 / 4, 4 / 3)), only(brightness=0.4), only(contrast=0.4),
+        only(saturation=0.4), only(hue=0.4), Augmentation(),
+    ],
+)  # fmt: skip
+def test_each_sample_draws_its_own(settings):
+    rows = augment(images(1).expand(6, -1, -1, -1), settings, generator=seeded())
+    assert len({row.numpy().tobytes() for row in rows}) == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scale": (0.0, 1.0)}, "Expected `scale` to rise from above 0 to at most 1, but got \\(0.0, 1.0\\)"),
+        ({"scale": (1.0, 0.8)}, "Expected `scale` to rise"),
+        ({"scale": 0.8}, "Expected `scale` to be two numbers"),
+        ({"ratio": (-1.0, 1.0)}, "Expected `ratio`"),
+        ({"flip": 1.5}, "Expected `flip` to be from 0 to 1, but got 1.5. Use 0"),
+        ({"hue": 0.6}, "Expected `hue` to be from 0 to 0.5"),
+        ({"contrast": float("nan")}, "Expected `contrast`"),
+        ({"grayscale": True}, "but got True"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(InputError, match=message):
+        Augmentation(**settings)
+
+
+def test_input_is_checked():
+    with pytest.raises(InputError, match=r"uint8 .* got torch.float32"):
+        augment(images().float(), NO_AUGMENTATION)
+    with pytest.raises(InputError, match="Expected `size` to be 1 pixel or more, but got 0"):
+        augment(images(), NO_AUGMENTATION, size=0)
+    with pytest.raises(InputError, match="three positive stds"):
+        normalise(images(), std=(1, 1, 0))
