@@ -1,0 +1,117 @@
+"""Feature vectors that already exist: .npz and .safetensors. Nothing is ever unpickled."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sourceward.data.dataset import DomainDataset, Problem, build, natural_order, zero_based
+from sourceward.errors import InputError
+
+REQUIRED = ("features", "label", "domain")
+LAYOUT = (
+    "`features` (N, D), `label` (N,) and `domain` (N,), optionally `domains` and `classes` (their names), "
+    "`is_validation` (N,) and `held_out` (a domain's name)"
+)
+
+
+def read_features(path: str | Path) -> DomainDataset:
+    """Features with labels and domains, as codes or as names, from an .npz or a .safetensors file.
+
+    A .safetensors file holds no text: there, `domains`, `classes` and `held_out` are JSON in its metadata.
+    """
+    arrays = _load_npz(path) if Path(path).suffix.lower() == ".npz" else _load_safetensors(path)
+    absent = [key for key in REQUIRED if key not in arrays]
+    if absent:
+        raise InputError(
+            f"'{path}' has no {' and no '.join(map(repr, absent))}: expected {LAYOUT}, "
+            f"found {', '.join(arrays) or 'nothing'}."
+        )
+    features = _matrix(arrays["features"], path)
+    for key in {"label", "domain", "is_validation"} & arrays.keys():
+        if arrays[key].shape != (len(features),):
+            raise InputError(
+                f"Expected `{key}` in '{path}' to have shape ({len(features)},), one value for each row of "
+                f"`features`, but got {arrays[key].shape}."
+            )
+    labels, classes, moved = _names(arrays["label"], arrays.get("classes"), str(path))
+    domains, domain_names, _ = _names(arrays["domain"], arrays.get("domains"), str(path))
+    ids = [f"{row:07d}" for row in range(len(features))]
+    problems = [
+        Problem("nonfinite", ids[row], f"Row {row} holds NaN or infinity.", domains[row])
+        for row in np.flatnonzero(~np.isfinite(features).all(axis=1))
+    ]
+    if moved:
+        problems.append(Problem("one_based_labels", "label", "Labels count from 1; they were moved to 0."))
+    split = np.where(arrays["is_validation"], "val", "train") if "is_validation" in arrays else None
+    return build(
+        "features",
+        features,
+        labels,
+        domains,
+        ids,
+        classes=classes,
+        domain_names=domain_names,
+        split=None if split is None else split.tolist(),
+        problems=problems,
+        targets=[str(name) for name in np.atleast_1d(arrays.get("held_out", np.array([], dtype=str)))],
+        name=str(path),
+    )
+
+
+def _matrix(features: np.ndarray, path: str | Path) -> np.ndarray:
+    if features.ndim != 2 or not np.issubdtype(features.dtype, np.number) or not features.size:
+        raise InputError(
+            f"Expected `features` in '{path}' to be numbers of shape (N, D), but got {features.dtype} "
+            f"of shape {features.shape}. Flatten or pool them to one vector for each sample."
+        )
+    return features.astype(np.float32)
+
+
+def _names(
+    values: np.ndarray, names: np.ndarray | None, where: str
+) -> tuple[list[str], tuple[str, ...], bool]:
+    """Codes or names as names, all names in order, and whether codes counted from 1."""
+    if names is None or not np.issubdtype(values.dtype, np.integer):
+        texts = [str(value) for value in values.tolist()]
+        known = natural_order(texts) if names is None else tuple(str(name) for name in names)
+        return texts, known, False
+    known = tuple(str(name) for name in names)
+    codes, moved = zero_based(values, len(known), where)
+    return [known[code] for code in codes], known, moved
+
+
+def _load_npz(path: str | Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except Exception as error:  # zipfile, zlib and numpy each have their own way to say "cut in half"
+        raise InputError(
+            f"'{path}' cannot be read as an .npz of plain arrays ({error}). Expected {LAYOUT}; "
+            "text must be stored as dtype 'U', not as Python objects."
+        ) from None
+
+
+def _load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError, safe_open
+
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        with safe_open(str(path), framework="pt") as archive:
+            metadata: dict[str, str] = archive.metadata() or {}
+            for key in archive.keys():  # noqa: SIM118 (not a dict)
+                tensor = archive.get_tensor(key)
+                arrays[key] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    except SafetensorError as error:
+        raise InputError(f"'{path}' is not a whole .safetensors file ({error}). Write it again.") from None
+    for key in {"domains", "classes", "held_out"} & metadata.keys():
+        arrays[key] = np.array(_json_or_text(metadata[key]))
+    return arrays
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -1,0 +1,243 @@
+"""What every reader returns: samples with a class, a domain, a name, and whatever was wrong with them."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from sourceward.errors import InputError, unknown_name
+
+Kind = Literal["image", "text", "features"]
+
+
+class ImageItem(Protocol):
+    """An image that is read when asked for."""
+
+    def read(self) -> bytes:
+        """The encoded image."""
+
+    def signature(self) -> str:
+        """A short text that changes when the image does, without reading it."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something found while reading that its owner should know about."""
+
+    kind: str
+    where: str
+    message: str
+    domain: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class DomainDataset:
+    """Labelled samples of several domains.
+
+    `items` is a tuple of `ImageItem` or an uint8 array (N, 1 or 3, H, W) for images, a tuple of strings for
+    texts, a float32 array (N, D) for features. `labels` and `domains` are int64 (N,) codes into `classes` and
+    `domain_names`. `ids` are names that stay the same from machine to machine. `split` is None or one of
+    "train" and "val" for each sample, where the dataset's owners say so. `targets` are the domains that the
+    owners hold out. `problems` lists what could not be used: nothing is dropped without an entry there.
+    """
+
+    kind: Kind
+    items: Any
+    labels: np.ndarray
+    domains: np.ndarray
+    classes: tuple[str, ...]
+    domain_names: tuple[str, ...]
+    ids: tuple[str, ...]
+    split: np.ndarray | None = None
+    problems: tuple[Problem, ...] = ()
+    targets: tuple[str, ...] = ()
+    name: str = ""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> "DomainDataset":
+        """The samples at `indices`, in that order; classes, domains and problems stay as they are."""
+        rows = np.asarray(indices)
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
+        items = self.items[rows] if isinstance(self.items, np.ndarray) else tuple(self.items[i] for i in rows)
+        return replace(
+            self,
+            items=items,
+            labels=self.labels[rows],
+            domains=self.domains[rows],
+            ids=tuple(self.ids[i] for i in rows),
+            split=None if self.split is None else self.split[rows],
+        )
+
+    def of_domains(self, names: str | Sequence[str]) -> "DomainDataset":
+        """Only the domains in `names`, renumbered in that order."""
+        wanted = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
+        for name in wanted:
+            if name not in self.domain_names:
+                raise unknown_name("domain", name, self.domain_names)
+        code = np.full(len(self.domain_names), -1, dtype=np.int64)
+        code[[self.domain_names.index(name) for name in wanted]] = np.arange(len(wanted))
+        chosen = self.select(code[self.domains] >= 0)
+        return replace(
+            chosen,
+            domains=code[chosen.domains],
+            domain_names=wanted,
+            problems=tuple(p for p in self.problems if p.domain is None or p.domain in wanted),
+            targets=tuple(t for t in self.targets if t in wanted),
+        )
+
+    def without(self, target: str | Sequence[str]) -> "DomainDataset":
+        """Every domain but `target`: the sources."""
+        left_out = (target,) if isinstance(target, str) else tuple(target)
+        for name in left_out:
+            if name not in self.domain_names:
+                raise unknown_name("domain", name, self.domain_names)
+        return self.of_domains([name for name in self.domain_names if name not in left_out])
+
+    def train_val_indices(self, fraction: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Rows to train on and rows to select on.
+
+        The owners' lists when there are any. Otherwise `fraction` of every class of every domain validates,
+        at least one sample where there are two. A sample's place depends on the seed, its own id and its own
+        stratum: neither the order of the samples nor the labels of another domain can change it.
+        """
+        if self.split is not None:
+            held = self.split == "val"
+        else:
+            if not 0 < fraction < 1:
+                raise InputError(
+                    f"Expected `fraction` to lie between 0 and 1, but got {fraction}. The usual value is 0.1."
+                )
+            held = np.zeros(len(self), dtype=bool)
+            rank = np.array([_digest(f"{seed}\0{name}")[:16] for name in self.ids])
+            stratum = self.domains * len(self.classes) + self.labels
+            order = np.lexsort((rank, stratum))
+            starts = np.flatnonzero(np.diff(stratum[order], prepend=-1))
+            for rows in np.split(order, starts[1:]):
+                wanted = max(1, round(fraction * len(rows))) if len(rows) > 1 else 0
+                held[rows[:wanted]] = True
+        return np.flatnonzero(~held), np.flatnonzero(held)
+
+    def train_val(self, fraction: float = 0.1, seed: int = 0) -> tuple["DomainDataset", "DomainDataset"]:
+        """The dataset in two, as `train_val_indices` says."""
+        train, val = self.train_val_indices(fraction, seed)
+        return self.select(train), self.select(val)
+
+    def counts(self) -> np.ndarray:
+        """Number of samples, int64 (domains, classes)."""
+        shape = len(self.domain_names), len(self.classes)
+        flat = self.domains * shape[1] + self.labels
+        return np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
+
+    def missing_classes(self) -> list[tuple[str, str]]:
+        """Pairs (domain, class) without a single sample."""
+        empty = np.argwhere(self.counts() == 0)
+        return [(self.domain_names[d], self.classes[c]) for d, c in empty]
+
+    def content_hash(self) -> str:
+        """A hash of ids and items, blind to labels; image files count by name and byte size, not by pixel."""
+        hasher = hashlib.blake2b(self.kind.encode(), digest_size=16)
+        hasher.update("\0".join(self.ids).encode())
+        if isinstance(self.items, np.ndarray):
+            hasher.update(f"{self.items.dtype}{self.items.shape}".encode())
+            for start in range(0, len(self.items), 4096):  # in pieces: the array may be a view of a file
+                hasher.update(np.ascontiguousarray(self.items[start : start + 4096]).data)
+        else:
+            texts = self.items if self.kind == "text" else (item.signature() for item in self.items)
+            hasher.update("\0".join(texts).encode())
+        return hasher.hexdigest()
+
+    def fingerprint(self) -> str:
+        """`content_hash` with labels, domains, their names and the split: the same on every machine."""
+        hasher = hashlib.blake2b(self.content_hash().encode(), digest_size=16)
+        for names in (self.classes, self.domain_names):
+            hasher.update("\0".join(names).encode() + b"\1")
+        for codes in (self.labels, self.domains):
+            hasher.update(np.ascontiguousarray(codes, dtype="<i8").data)
+        if self.split is not None:
+            hasher.update(np.ascontiguousarray(self.split == "val").data)
+        return hasher.hexdigest()
+
+
+def build(
+    kind: Kind,
+    items: Any,
+    labels: Sequence[str],
+    domains: Sequence[str],
+    ids: Sequence[str],
+    *,
+    classes: Sequence[str] | None = None,
+    domain_names: Sequence[str] | None = None,
+    split: Sequence[str] | None = None,
+    problems: Iterable[Problem] = (),
+    targets: Sequence[str] = (),
+    name: str = "",
+) -> DomainDataset:
+    """A dataset from names; orders them, numbers them and reports classes that a domain lacks."""
+    classes = natural_order(labels) if classes is None else tuple(classes)
+    domain_names = natural_order(domains) if domain_names is None else tuple(domain_names)
+    dataset = DomainDataset(
+        kind=kind,
+        items=items,
+        labels=_codes("class", labels, classes, name),
+        domains=_codes("domain", domains, domain_names, name),
+        classes=classes,
+        domain_names=domain_names,
+        ids=tuple(ids),
+        split=None if split is None else np.asarray(split, dtype="<U5"),
+        problems=tuple(problems),
+        targets=tuple(targets),
+        name=name,
+    )
+    missing = tuple(
+        Problem("missing_class", f"{d}/{c}", f"Domain {d!r} has no sample of class {c!r}.", d)
+        for d, c in dataset.missing_classes()
+    )
+    return replace(dataset, problems=dataset.problems + missing)
+
+
+def natural_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Distinct names; numbers by value, anything else alphabetically.
+
+    >>> natural_order(["10", "9", "10"]), natural_order(["b", "a", "10"])
+    (('9', '10'), ('10', 'a', 'b'))
+    """
+    distinct = set(names)
+    try:
+        return tuple(sorted(distinct, key=lambda text: (float(text), text)))
+    except ValueError:
+        return tuple(sorted(distinct))
+
+
+def zero_based(labels: np.ndarray, num_classes: int, where: str) -> tuple[np.ndarray, bool]:
+    """Label codes counted from 0, and whether they had to be moved from 1.
+
+    >>> zero_based(np.array([1, 2, 3]), 3, "list.txt")
+    (array([0, 1, 2]), True)
+    """
+    labels = labels.astype(np.int64)
+    if not len(labels) or (labels.min() >= 0 and labels.max() < num_classes):
+        return labels, False
+    if labels.min() >= 1 and labels.max() == num_classes:
+        return labels - 1, True
+    raise InputError(
+        f"Expected the labels in {where!r} to run from 0 to {num_classes - 1} or from 1 to {num_classes}, "
+        f"but got {labels.min()} to {labels.max()}. Do these labels belong to these class names?"
+    )
+
+
+def _codes(kind: str, values: Sequence[str], names: Sequence[str], where: str) -> np.ndarray:
+    code = {name: index for index, name in enumerate(names)}
+    try:
+        return np.fromiter((code[value] for value in values), dtype=np.int64, count=len(values))
+    except KeyError as missing:
+        raise InputError(
+            f"{where!r} holds the {kind} {missing.args[0]!r}, expected one of: {', '.join(names)}."
+        ) from None
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

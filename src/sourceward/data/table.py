@@ -1,0 +1,207 @@
+"""Tables with one row per sample: CSV, TSV, Parquet. Columns are found by name or named by the caller."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sourceward.data.dataset import DomainDataset, Problem, build
+from sourceward.data.tree import StoredFile
+from sourceward.errors import InputError
+
+# What people call these columns, the likeliest first.
+SYNONYMS = {
+    "domain": ("domain", "domains", "event", "site", "environment", "env", "domain_name", "hospital",
+               "location", "device", "style", "camera", "source"),
+    "label": ("label", "labels", "class", "class_name", "category", "y", "target"),
+    "text": ("text", "texts", "sentence", "tweet", "content", "body", "review", "document", "message"),
+    "path": ("path", "image_path", "file_path", "filepath", "file_name", "filename", "file", "image", "img"),
+    "id": ("id", "ids", "sample_id", "tweet_id", "uid", "name"),
+    "split": ("split", "fold", "subset", "partition"),
+}  # fmt: skip
+SPLITS = {"train": "train", "training": "train"} | dict.fromkeys(
+    ("val", "valid", "validation", "dev", "crossval"), "val"
+)
+
+
+def read_table(
+    path: str | Path,
+    *,
+    domain: str | None = None,
+    label: str | None = None,
+    text: str | None = None,
+    image: str | None = None,
+    id: str | None = None,
+    split: str | None = None,
+    delimiter: str | None = None,
+) -> DomainDataset:
+    """Texts, or images by path (relative to the table), from a table; the options name its columns."""
+    columns = _read_columns(Path(path), delimiter)
+    given = {"domain": domain, "label": label, "text": text, "path": image, "id": id, "split": split}
+    return from_columns(columns, given, name=str(path), root=Path(path).parent)
+
+
+def from_columns(
+    columns: dict[str, Sequence[Any]], given: dict[str, str | None], *, name: str, root: Path
+) -> DomainDataset:
+    """A dataset from named columns, `given` holding those that the caller chose."""
+    domain, label = (need_column(columns, role, given[role], name) for role in ("domain", "label"))
+    role, content = content_column(columns, given, name)
+    rows, problems = complete_rows(
+        {"domain": columns[domain], "label": columns[label], role: columns[content]}
+    )
+    if not rows:
+        raise InputError(f"'{name}' has no row with a value for each of {domain}, {label} and {content}.")
+    items: list[Any] = [str(columns[content][row]) for row in rows]
+    if role == "path":
+        rows, items, lost = _existing_files(rows, items, columns[domain], root, name)
+        problems += lost
+    split, note = read_split(columns, given["split"], rows, name)
+    id_column = find_column(columns, "id", given["id"], name) or (content if role == "path" else None)
+    ids = [str(columns[id_column][row]) for row in rows] if id_column else []
+    if len(set(ids)) < len(rows):  # absent, or not the name of one row
+        ids = [f"row{row:07d}" for row in rows]
+    return build(
+        "image" if role == "path" else "text",
+        tuple(items),
+        [str(columns[label][row]) for row in rows],
+        [str(columns[domain][row]) for row in rows],
+        ids,
+        split=split,
+        problems=problems + note,
+        name=name,
+    )
+
+
+def _existing_files(
+    rows: list[int], paths: list[str], domains: Sequence[Any], root: Path, name: str
+) -> tuple[list[int], list[Any], list[Problem]]:
+    """The rows whose image is there, those images, and a problem for each of the others."""
+    files = [
+        StoredFile(str(p), p.stat().st_size if p.is_file() else 0) for p in (root / path for path in paths)
+    ]
+    if not any(file.size for file in files):
+        raise InputError(
+            f"None of the {len(files):,} images that '{name}' lists can be found; the first is "
+            f"'{files[0].path}'. Paths are relative to the table: move it, or write the paths from there."
+        )
+    problems = []
+    for file, path, row in zip(files, paths, rows):
+        if not file.size:
+            kind = "empty_file" if Path(file.path).exists() else "missing_file"
+            problems.append(Problem(kind, path, f"{path!r} is not there or has no bytes.", str(domains[row])))
+    kept = [(row, file) for row, file in zip(rows, files) if file.size]
+    return [row for row, _ in kept], [file for _, file in kept], problems
+
+
+def need_column(columns: Iterable[str], role: str, given: str | None, where: str) -> str:
+    """As `find_column`, for a column that has to be there."""
+    found = find_column(columns, role, given, where)
+    if found is None:
+        raise InputError(
+            f"'{where}' has no {role} column: expected one named {', '.join(SYNONYMS[role][:4])}, ..., found "
+            f"{', '.join(columns)}. Rename it, or name it with {role}=COLUMN."
+        )
+    return found
+
+
+def find_column(columns: Iterable[str], role: str, given: str | None, where: str) -> str | None:
+    """The column that plays `role`: the one given, else the first that has one of its usual names."""
+    present = list(columns)
+    if given is not None:
+        if given not in present:
+            raise InputError(f"'{where}' has no column {given!r}. Its columns: {', '.join(present)}.")
+        return given
+    lowered = {column.strip().lower(): column for column in reversed(present)}
+    return next((lowered[name] for name in SYNONYMS[role] if name in lowered), None)
+
+
+def content_column(columns: Iterable[str], given: dict[str, str | None], where: str) -> tuple[str, str]:
+    """("text" or "path", its column)."""
+    present = list(columns)
+    asked = [role for role in ("text", "path") if given[role]]
+    found: dict[str, str] = {}
+    for role in asked or ("text", "path"):
+        column = find_column(present, role, given[role], where)
+        if column is not None:
+            found[role] = column
+    if len(found) == 1:
+        return next(iter(found.items()))
+    if not found:
+        raise InputError(
+            f"'{where}' has neither a text nor a path column; its columns: {', '.join(present)}. "
+            "Name one with text=COLUMN or image=COLUMN."
+        )
+    raise InputError(
+        f"'{where}' has both a text column {found['text']!r} and a path column {found['path']!r}. "
+        "Choose with text=COLUMN or image=COLUMN."
+    )
+
+
+def complete_rows(cells: dict[str, Sequence[Any]]) -> tuple[list[int], list[Problem]]:
+    """Rows with a value in every column, and a problem for each of the others."""
+    rows: list[int] = []
+    problems: list[Problem] = []
+    for row, values in enumerate(zip(*cells.values())):
+        empty = [role for role, value in zip(cells, values) if value is None or not str(value).strip()]
+        if empty:
+            message = f"Row {row + 1} has no {' and no '.join(empty)}."
+            problems.append(Problem("empty_cell", f"row {row + 1}", message))
+        else:
+            rows.append(row)
+    return rows, problems
+
+
+def read_split(
+    columns: dict[str, Sequence[Any]], given: str | None, rows: Sequence[int], where: str
+) -> tuple[list[str] | None, list[Problem]]:
+    """train/val for each row, when a column says so and says nothing else."""
+    column = find_column(columns, "split", given, where)
+    if column is None:
+        return None, []
+    words = [str(columns[column][row]).strip().lower() for row in rows]
+    strange = sorted(set(words) - set(SPLITS))
+    if not strange:
+        return [SPLITS[word] for word in words], []
+    message = f"Column {column!r} of '{where}' holds {strange[0]!r}; expected train and val only"
+    if given is not None:
+        raise InputError(f"{message}. Leave the column out, or split the table.")
+    return None, [Problem("split_ignored", column, f"{message}, so it is not used.")]
+
+
+def _read_columns(path: Path, delimiter: str | None) -> dict[str, Sequence[Any]]:
+    if path.suffix.lower() == ".parquet":
+        return _read_parquet(path)
+    separator = delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as stream:
+            header, *rows = [row for row in csv.reader(stream, delimiter=separator) if row] or [[]]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(
+            f"Expected '{path}' to be a UTF-8 table, but {error}. Save it as UTF-8 CSV."
+        ) from None
+    if not rows:
+        raise InputError(
+            f"'{path}' has no rows: expected a header with domain, label and text or path columns."
+        )
+    ragged = next((i for i, row in enumerate(rows, 2) if len(row) != len(header)), None)
+    if ragged:
+        raise InputError(
+            f"Row {ragged} of '{path}' has {len(rows[ragged - 2])} cells, but the header has {len(header)}. "
+            "Quote cells that hold the separator."
+        )
+    return dict(zip(header, zip(*rows)))
+
+
+def _read_parquet(path: Path) -> dict[str, Sequence[Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise InputError("Reading Parquet needs pyarrow: `pip install sourceward[data]`.") from None
+    try:
+        table = parquet.read_table(path)
+    except (ArrowException, OSError) as error:
+        raise InputError(f"'{path}' cannot be read as Parquet: {str(error).splitlines()[0]}.") from None
+    if not table.num_rows:
+        raise InputError(f"'{path}' has no rows.")
+    return {name: table.column(name).to_pylist() for name in table.column_names}
