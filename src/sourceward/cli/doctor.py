@@ -1,0 +1,116 @@
+"""`sourceward doctor DATA`: what is in this dataset, and what is wrong with it."""
+
+import json as jsonlib
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from sourceward.data.diagnosis import Diagnosis
+from sourceward.data.diagnosis import doctor as diagnose
+
+SHOWN_CLASSES = 20
+SHOWN_DOMAINS = 8
+SHOWN_LINES = 5
+
+
+def doctor(
+    data: Annotated[str, typer.Argument(help="Folder, .tar, table, features, hf:NAME or name:/path.")],
+    target: Annotated[list[str] | None, typer.Option(help="A domain that is not trained on.")] = None,
+    allow_missing: Annotated[bool, typer.Option(help="Accept classes that a source lacks.")] = False,
+    quick: Annotated[bool, typer.Option(help="Read image headers only; misses torn files.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Show domains, classes, sizes, duplicates and broken files, and what `fit` would do.
+
+    Exit code 2 when `fit` would refuse the data; the fix is the last thing printed.
+    """
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("Reading samples")
+        diagnosis = diagnose(
+            data,
+            target=target or (),
+            allow_missing=allow_missing,
+            quick=quick,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if json:
+        typer.echo(jsonlib.dumps(diagnosis.to_dict(), indent=2))
+    else:
+        render(diagnosis, Console())
+    if diagnosis.refusals:
+        raise typer.Exit(2)
+
+
+def render(diagnosis: Diagnosis, console: Console) -> None:
+    """The findings for a person: the table, the facts, the plan or the refusals."""
+    if diagnosis.domains:
+        console.print(_counts_table(diagnosis))
+    for line in _facts(diagnosis):
+        console.print(escape(line))
+    _section(console, "broken", [f"{p.where}: {p.message}" for p in diagnosis.broken])
+    _section(console, "same content in several domains", [" = ".join(ids) for ids in diagnosis.duplicates])
+    _section(console, "missing", [f"{d} has no {c}" for d, c in diagnosis.missing])
+    _section(console, "notes", [p.message for p in diagnosis.notes])
+    if not diagnosis.refusals:
+        _section(console, "`sourceward fit` would", diagnosis.plan, limit=10)
+    for refusal in diagnosis.refusals:
+        console.print(f"[red]refused[/red] {escape(refusal.reason)} [bold]{escape(refusal.fix)}[/bold]")
+
+
+def _counts_table(diagnosis: Diagnosis) -> Table:
+    """Classes down, domains across; of many, the first few and the sums."""
+    table = Table(title=escape(diagnosis.name))
+    table.add_column("class")
+    shown = diagnosis.domains[:SHOWN_DOMAINS]
+    for domain in (*shown, "all"):
+        table.add_column(escape(domain), justify="right")
+    columns = list(zip(*diagnosis.counts))
+    for label, counts in list(zip(diagnosis.classes, columns))[:SHOWN_CLASSES]:
+        cells = [f"{n:,}" if n else "[red]0[/red]" for n in counts[:SHOWN_DOMAINS]]
+        table.add_row(escape(label), *cells, f"{sum(counts):,}")
+    table.add_section()
+    totals = [sum(row) for row in diagnosis.counts]
+    table.add_row("all", *(f"{n:,}" for n in totals[:SHOWN_DOMAINS]), f"{sum(totals):,}")
+    hidden = [
+        f"{more} more {what}"
+        for what, more in (
+            ("classes", len(diagnosis.classes) - SHOWN_CLASSES),
+            ("domains", len(diagnosis.domains) - SHOWN_DOMAINS),
+        )
+        if more > 0
+    ]
+    table.caption = f"and {' and '.join(hidden)}; --json has them all" if hidden else None
+    return table
+
+
+def _facts(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.domains:
+        return []
+    facts = [
+        f"{diagnosis.num_samples:,} samples ({diagnosis.kind}), {len(diagnosis.domains)} domains, "
+        f"{len(diagnosis.classes)} classes; largest cell {diagnosis.imbalance:.3g} times the smallest."
+    ]
+    if diagnosis.image_sizes:
+        sizes = diagnosis.image_sizes
+        small, middle, large = (f"{w}x{h}" for w, h in (sizes.smallest, sizes.median, sizes.largest))
+        facts.append(f"Image sizes: {small} to {large}, median {middle}.")
+    if diagnosis.official_split:
+        train, val = diagnosis.official_split
+        facts.append(f"Official split: {train:,} to train on, {val:,} to select on.")
+    return facts
+
+
+def _section(console: Console, title: str, lines: Sequence[str], limit: int = SHOWN_LINES) -> None:
+    if not lines:
+        return
+    console.print(f"[bold]{title}[/bold]" + (f" ({len(lines):,})" if len(lines) > limit else ""))
+    for line in lines[:limit]:
+        console.print(f"  {escape(line)}", highlight=False)
+    if len(lines) > limit:
+        console.print(f"  ... {len(lines) - limit:,} more; --json lists them all")

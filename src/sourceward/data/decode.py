@@ -1,0 +1,278 @@
+"""From encoded images to uint8 tensors: on every core, cached by content, nothing skipped in silence."""
+
+import hashlib
+import io
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from sourceward.data.dataset import DomainDataset, Problem
+from sourceward.data.tree import StoredFile
+from sourceward.errors import InputError
+
+Progress = Callable[[int, int], None]  # (done, total)
+INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+DECODER_VERSION = 1  # part of the cache key: raise it when the same file would give other pixels
+
+
+class Geometry(NamedTuple):
+    """How an image becomes `height` x `width`.
+
+    fit="crop" scales the shorter side to size / crop_pct and cuts the centre; "exact" stretches.
+    """
+
+    height: int
+    width: int
+    fit: Literal["crop", "exact"] = "crop"
+    crop_pct: float = 1.0
+    interpolation: str = "bilinear"
+
+
+class Decoded(NamedTuple):
+    """Images uint8 (N, 3, H, W), the dataset they belong to row by row, and those that could not be read."""
+
+    images: torch.Tensor
+    dataset: DomainDataset
+    problems: tuple[Problem, ...]
+
+
+def geometry(
+    size: int | tuple[int, int], fit: str = "crop", crop_pct: float = 1.0, interpolation: str = "bilinear"
+) -> Geometry:
+    """A checked `Geometry`; `size` is a side or (height, width)."""
+    height, width = (size, size) if isinstance(size, int) else size
+    if height < 1 or width < 1:
+        raise InputError(f"Expected `size` to be 1 pixel or more, but got {size}.")
+    if fit not in ("crop", "exact"):
+        raise InputError(f"Expected `fit` to be 'crop' or 'exact', but got {fit!r}.")
+    if not 0 < crop_pct <= 1:
+        raise InputError(
+            f"Expected `crop_pct` to lie in (0, 1], but got {crop_pct}. 1 keeps the whole shorter side."
+        )
+    if interpolation not in INTERPOLATIONS:
+        raise InputError(
+            f"Expected `interpolation` to be 'bilinear' or 'bicubic', but got {interpolation!r}."
+        )
+    return Geometry(height, width, fit, crop_pct, interpolation)  # type: ignore[arg-type]
+
+
+def decode_image(source: bytes | str | Path | Image.Image, shape: Geometry) -> np.ndarray:
+    """One image as uint8 (3, H, W), RGB, upright. The content decides the format, not the file's name."""
+    if isinstance(source, Image.Image):
+        return _fit(_rgb(source), shape)
+    with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        # A JPEG can be read at 1/2, 1/4 or 1/8 of its size; twice the size we need leaves room to filter.
+        image.draft(
+            "RGB", (round(2 * shape.width / shape.crop_pct), round(2 * shape.height / shape.crop_pct))
+        )
+        return _fit(_rgb(ImageOps.exif_transpose(image)), shape)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16-bit gray: keep the high byte, where a plain conversion would clip
+        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def _fit(image: Image.Image, shape: Geometry) -> np.ndarray:
+    width, height = image.size
+    across, down = shape.width, shape.height
+    if shape.fit == "crop":
+        scale = max(shape.width / shape.crop_pct / width, shape.height / shape.crop_pct / height)
+        across, down = max(shape.width, round(width * scale)), max(shape.height, round(height * scale))
+    if (across, down) != image.size:
+        image = image.resize((across, down), INTERPOLATIONS[shape.interpolation])
+    left, top = (across - shape.width) // 2, (down - shape.height) // 2
+    pixels = np.asarray(image)[top : top + shape.height, left : left + shape.width]
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def load_images(
+    dataset: DomainDataset,
+    size: int | tuple[int, int],
+    *,
+    indices: Sequence[int] | np.ndarray | None = None,
+    fit: str = "crop",
+    crop_pct: float = 1.0,
+    interpolation: str = "bilinear",
+    cache_dir: str | Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> torch.Tensor:
+    """Every image (or those at `indices`) as uint8 (N, 3, H, W); an unreadable one is an `InputError`.
+
+    `decode_images` is the same, and can go on without the unreadable ones.
+    """
+    chosen = dataset if indices is None else dataset.select(indices)
+    decoded = decode_images(
+        chosen,
+        size,
+        fit=fit,
+        crop_pct=crop_pct,
+        interpolation=interpolation,
+        cache_dir=cache_dir,
+        workers=workers,
+        progress=progress,
+    )
+    return decoded.images
+
+
+def decode_images(
+    dataset: DomainDataset,
+    size: int | tuple[int, int],
+    *,
+    fit: str = "crop",
+    crop_pct: float = 1.0,
+    interpolation: str = "bilinear",
+    cache_dir: str | Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+) -> Decoded:
+    """Decode once, then read from the cache.
+
+    on_error="skip" leaves unreadable images out of `images` and `dataset` alike and lists them in `problems`.
+    `cache_dir=None` means `cache_folder()`; "" means no cache. Arrays in memory are never cached.
+    """
+    if dataset.kind != "image":
+        raise InputError(f"Expected a dataset of images, but '{dataset.name}' holds {dataset.kind}.")
+    shape = geometry(size, fit, crop_pct, interpolation)
+    if isinstance(dataset.items, np.ndarray):
+        return Decoded(resize_arrays(dataset.items, shape), dataset, ())
+    file = None if cache_dir == "" else _cache_file(dataset, shape, cache_dir)
+    if file is not None and file.exists():
+        return Decoded(torch.from_numpy(np.load(file, mmap_mode="c")), dataset, ())
+    images, reasons = _decode_all(dataset, shape, workers, progress)
+    if reasons:
+        return _without_broken(images, dataset, reasons, on_error)
+    if file is not None:
+        _write_cache(file, images)
+    return Decoded(torch.from_numpy(images), dataset, ())
+
+
+def _decode_all(
+    dataset: DomainDataset, shape: Geometry, workers: int | None, progress: Progress | None
+) -> tuple[np.ndarray, dict[int, str]]:
+    images = np.empty((len(dataset), 3, shape.height, shape.width), dtype=np.uint8)
+
+    def decode(row: int) -> str | None:
+        result = try_decode(dataset.items[row], shape)
+        if isinstance(result, str):
+            return result
+        images[row] = result
+        return None
+
+    reasons: dict[int, str] = {}
+    for row, reason in enumerate(map_threads(decode, range(len(dataset)), workers)):
+        if reason is not None:
+            reasons[row] = reason
+        if progress is not None:
+            progress(row + 1, len(dataset))
+    return images, reasons
+
+
+def try_decode(item: object, shape: Geometry) -> np.ndarray | str:
+    """The image, or why it cannot be read."""
+    try:
+        return decode_image(item.read(), shape)  # type: ignore[attr-defined]
+    except Exception as error:  # every format of PIL has its own exceptions for broken files
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def map_threads(work: Callable, rows: Iterable[int], workers: int | None) -> Iterable:
+    """`work` over `rows`, in order. PIL works without the interpreter lock, so threads suffice."""
+    with ThreadPoolExecutor(workers or available_cores()) as pool:
+        yield from pool.map(work, rows)
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _without_broken(
+    images: np.ndarray, dataset: DomainDataset, reasons: dict[int, str], on_error: str
+) -> Decoded:
+    if on_error == "raise":
+        shown = ", ".join(f"{dataset.ids[row]!r} ({why})" for row, why in list(reasons.items())[:3])
+        more = f" and {len(reasons) - 3:,} more" if len(reasons) > 3 else ""
+        raise InputError(
+            f"{len(reasons):,} of {len(dataset):,} images of '{dataset.name}' cannot be read: {shown}{more}. "
+            "Replace or remove them; `sourceward doctor` lists all of them."
+        )
+    problems = tuple(
+        Problem("unreadable", dataset.ids[row], why, dataset.domain_names[dataset.domains[row]])
+        for row, why in reasons.items()
+    )
+    kept = np.setdiff1d(np.arange(len(dataset)), list(reasons))
+    rest = dataset.select(kept)
+    return Decoded(torch.from_numpy(images[kept]), replace(rest, problems=rest.problems + problems), problems)
+
+
+def resize_arrays(pixels: np.ndarray, shape: Geometry, chunk: int = 1024) -> torch.Tensor:
+    """uint8 (N, 1 or 3, h, w) as RGB (N, 3, H, W)."""
+    images = torch.from_numpy(np.ascontiguousarray(pixels))
+    height, width = images.shape[-2:]
+    if (height, width) != (shape.height, shape.width):
+        down, across = shape.height, shape.width
+        if shape.fit == "crop":
+            scale = max(down / shape.crop_pct / height, across / shape.crop_pct / width)
+            down, across = max(down, round(height * scale)), max(across, round(width * scale))
+        top, left = (down - shape.height) // 2, (across - shape.width) // 2
+        pieces = [
+            torch.nn.functional.interpolate(
+                piece.float(), (down, across), mode=shape.interpolation, antialias=True, align_corners=False
+            )[..., top : top + shape.height, left : left + shape.width]
+            .round()
+            .clamp(0, 255)
+            .byte()
+            for piece in images.split(chunk)
+        ]
+        images = torch.cat(pieces) if pieces else images.new_empty((0, 1, shape.height, shape.width))
+    return images.expand(-1, 3, -1, -1)
+
+
+def cache_folder() -> Path:
+    """$SOURCEWARD_CACHE, else ~/.cache/sourceward (or where $XDG_CACHE_HOME says)."""
+    given = os.environ.get("SOURCEWARD_CACHE")
+    return (
+        Path(given)
+        if given
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sourceward"
+    )
+
+
+def _cache_file(dataset: DomainDataset, shape: Geometry, cache_dir: str | Path | None) -> Path:
+    """A name made of the content, the files' times and the geometry; labels play no part."""
+    hasher = hashlib.blake2b(f"{DECODER_VERSION}{shape}{dataset.content_hash()}".encode(), digest_size=16)
+    for path in dict.fromkeys(item.path for item in dataset.items if isinstance(item, StoredFile)):
+        hasher.update(str(os.stat(path).st_mtime_ns if os.path.exists(path) else 0).encode())
+    folder = cache_folder() if cache_dir is None else Path(cache_dir)
+    return folder / "images" / f"{hasher.hexdigest()}.npy"
+
+
+def _write_cache(file: Path, images: np.ndarray) -> None:
+    """Whole or not at all; a cache that cannot be written is a warning, because the images are here."""
+    partial = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as stream:
+            partial = Path(stream.name)
+            np.save(stream, images)
+        os.replace(partial, file)
+    except OSError as error:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+        warnings.warn(
+            f"Decoded images were not cached in '{file.parent}': {error.strerror}. They will be decoded "
+            "again next time; set SOURCEWARD_CACHE to a folder with room.",
+            stacklevel=3,
+        )

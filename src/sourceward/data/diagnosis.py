@@ -1,0 +1,246 @@
+"""What is in a dataset, what is wrong with it, and what `fit` would do with it."""
+
+import hashlib
+import io
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from sourceward.data.dataset import DomainDataset, Problem
+from sourceward.data.decode import Progress, map_threads
+from sourceward.data.open import open_dataset
+from sourceward.data.tree import read_tree
+from sourceward.errors import InputError
+
+BROKEN = ("empty_file", "missing_file", "unreadable")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why `fit` would not start, and how to change that."""
+
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class SizeRange:
+    """Smallest, middle and largest (width, height) of the images, by area."""
+
+    smallest: tuple[int, int]
+    median: tuple[int, int]
+    largest: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The findings of `doctor`. `counts` is (domains, classes); `duplicates` are groups of ids."""
+
+    name: str
+    kind: str
+    num_samples: int
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+    targets: tuple[str, ...] = ()
+    official_split: tuple[int, int] | None = None
+    image_sizes: SizeRange | None = None
+    duplicates: tuple[tuple[str, ...], ...] = ()
+    broken: tuple[Problem, ...] = ()
+    missing: tuple[tuple[str, str], ...] = ()
+    notes: tuple[Problem, ...] = ()
+    imbalance: float = 1.0
+    plan: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and text, ready for JSON."""
+        return asdict(self)
+
+
+class Findings(NamedTuple):
+    """What one look at an item tells: a hash of its content, its (width, height), why it cannot be read."""
+
+    digest: bytes
+    size: tuple[int, int] | None = None
+    reason: str | None = None
+
+
+def doctor(
+    data: DomainDataset | str | Path,
+    *,
+    target: str | Sequence[str] = (),
+    allow_missing: bool = False,
+    quick: bool = False,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Diagnosis:
+    """Examine a dataset. Every image is decoded; `quick` reads the headers only, which misses torn files.
+
+    `target` names domains that will not be trained on, so that what they lack does not matter.
+    """
+    try:
+        dataset = open_dataset(data, **options)
+    except InputError as error:
+        return _unopened(str(data), error)
+    found = _examine(dataset, quick, workers, progress)
+    torn = tuple(
+        Problem("unreadable", dataset.ids[row], item.reason, dataset.domain_names[dataset.domains[row]])
+        for row, item in enumerate(found)
+        if item.reason is not None
+    )
+    broken = tuple(p for p in dataset.problems if p.kind in BROKEN) + torn
+    left_out = ((target,) if isinstance(target, str) else tuple(target)) or dataset.targets
+    sources = dataset.without(left_out) if left_out else dataset
+    counts = dataset.counts()
+    return Diagnosis(
+        name=dataset.name,
+        kind=dataset.kind,
+        num_samples=len(dataset),
+        domains=dataset.domain_names,
+        classes=dataset.classes,
+        counts=tuple(tuple(int(n) for n in row) for row in counts),
+        targets=tuple(left_out),
+        official_split=_split_counts(dataset),
+        image_sizes=_size_range([item.size for item in found if item.size]),
+        duplicates=_across_domains(dataset, [item.digest for item in found]),
+        broken=broken,
+        missing=tuple(dataset.missing_classes()),
+        notes=tuple(p for p in dataset.problems if p.kind not in (*BROKEN, "missing_class")),
+        imbalance=float(counts.max() / max(1, counts[counts > 0].min())) if counts.any() else 1.0,
+        plan=_plan(dataset, sources),
+        refusals=_refusals(sources, broken, allow_missing),
+    )
+
+
+def _examine(
+    dataset: DomainDataset, quick: bool, workers: int | None, progress: Progress | None
+) -> list[Findings]:
+    def look(row: int) -> Findings:
+        item = dataset.items[row]
+        if isinstance(item, np.ndarray):
+            size = (item.shape[-1], item.shape[-2]) if dataset.kind == "image" else None
+            return Findings(_digest(np.ascontiguousarray(item).tobytes()), size)
+        return Findings(_digest(item.encode())) if isinstance(item, str) else _look_at_image(item, quick)
+
+    found = []
+    for finding in map_threads(look, range(len(dataset)), workers):
+        found.append(finding)
+        if progress is not None:
+            progress(len(found), len(dataset))
+    return found
+
+
+def _look_at_image(item: Any, quick: bool) -> Findings:
+    digest, size = b"", None
+    try:
+        data = item.read()
+        digest = _digest(data)
+        with Image.open(io.BytesIO(data)) as image:
+            size = image.size
+            if not quick:
+                image.load()
+        return Findings(digest, size)
+    except Exception as error:  # every format of PIL has its own exceptions for broken files
+        return Findings(digest, size, str(error).splitlines()[0] if str(error) else type(error).__name__)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _across_domains(dataset: DomainDataset, digests: list[bytes]) -> tuple[tuple[str, ...], ...]:
+    """Ids of samples that are equal bit for bit and lie in more than one domain."""
+    groups: dict[bytes, list[int]] = defaultdict(list)
+    for row, digest in enumerate(digests):
+        groups[digest].append(row)
+    return tuple(
+        tuple(dataset.ids[row] for row in rows)
+        for digest, rows in groups.items()
+        if digest and len(rows) > 1 and len(set(dataset.domains[rows].tolist())) > 1
+    )
+
+
+def _size_range(sizes: list[tuple[int, int]]) -> SizeRange | None:
+    ordered = sorted(sizes, key=lambda size: size[0] * size[1])
+    return SizeRange(ordered[0], ordered[len(ordered) // 2], ordered[-1]) if ordered else None
+
+
+def _split_counts(dataset: DomainDataset) -> tuple[int, int] | None:
+    if dataset.split is None:
+        return None
+    held = int((dataset.split == "val").sum())
+    return len(dataset) - held, held
+
+
+def _refusals(
+    sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: bool
+) -> tuple[Refusal, ...]:
+    found = []
+    if len(sources.classes) < 2:
+        found.append(Refusal("There is one class only.", "Add samples of at least one other class."))
+    if len(sources.domain_names) < 2:
+        reason = f"There is one source domain only ({', '.join(sources.domain_names) or 'none'})."
+        found.append(
+            Refusal(reason, "Add a domain: the energy of a source learns from samples of the others.")
+        )
+    missing = sources.missing_classes()
+    if missing and not allow_missing:
+        domain, label = missing[0]
+        more = f" ({len(missing) - 1:,} more such gaps)" if len(missing) > 1 else ""
+        reason = f"Domain {domain!r} has no {_noun(sources)} of class {label!r}{more}"
+        reason += "; the energy of that source cannot keep this label."
+        found.append(Refusal(reason, f"Remove the class, add {_noun(sources)}, or pass --allow-missing."))
+    if broken:
+        reason = f"{len(broken):,} files cannot be read, first {broken[0].where!r}."
+        found.append(Refusal(reason, "Replace or remove them."))
+    if any(p.kind == "nonfinite" for p in sources.problems):
+        rows = sum(p.kind == "nonfinite" for p in sources.problems)
+        found.append(
+            Refusal(f"{rows:,} feature rows hold NaN or infinity.", "Remove or recompute those rows.")
+        )
+    return tuple(found)
+
+
+def _plan(dataset: DomainDataset, sources: DomainDataset) -> tuple[str, ...]:
+    """What `fit` would do, a sentence each."""
+    train, val = sources.train_val_indices()
+    by = "by the official lists" if sources.split is not None else "a tenth of each class of each domain"
+    held = [name for name in dataset.domain_names if name not in sources.domain_names]
+    lines = [
+        f"Train on {len(train):,} {_noun(dataset)} of {len(sources.domain_names)} source domains "
+        f"({', '.join(sources.domain_names)}) and {len(dataset.classes)} classes.",
+        f"Select on {len(val):,} source {_noun(dataset)}, {by}.",
+        f"Leave out {', '.join(held)}." if held else "Use every domain as a source; --target leaves one out.",
+    ]
+    if dataset.kind == "image":
+        lines.append(f"Decoded to 224 x 224 the images take {len(dataset) * 3 * 224 * 224 / 1e9:.1f} GB.")
+    return tuple(lines)
+
+
+def _noun(dataset: DomainDataset) -> str:
+    return {"image": "images", "text": "texts", "features": "samples"}[dataset.kind]
+
+
+def _unopened(name: str, error: InputError) -> Diagnosis:
+    """A folder or .tar that is no dataset: say what is in it. Anything else stays an error."""
+    path = Path(name)
+    if not (path.is_dir() or path.suffix.lower() == ".tar"):
+        raise error
+    folders: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    tree = read_tree(path)
+    for file in tree.files:
+        folders[file.rpartition("/")[0] or "<root>"][file not in tree.images()] += 1
+    notes = tuple(
+        Problem("found", folder, f"{folder}: {images:,} images, {others:,} other files.")
+        for folder, (images, others) in sorted(folders.items())[:20]
+    )
+    reason = str(error).split(" `sourceward doctor")[0]
+    fix = "Arrange the files as <root>/<domain>/<class>/<image>."
+    return Diagnosis(name, "image", 0, (), (), (), notes=notes, refusals=(Refusal(reason, fix),))

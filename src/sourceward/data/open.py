@@ -1,0 +1,86 @@
+"""One verb to open whatever a user has."""
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sourceward.data.arrays import read_features
+from sourceward.data.dataset import DomainDataset
+from sourceward.data.hub import read_hub
+from sourceward.data.known import DATASETS
+from sourceward.data.known.rotated import read_rotated
+from sourceward.data.table import read_table
+from sourceward.data.tree import read_domain_folders
+from sourceward.errors import InputError, unknown_name
+
+READERS: dict[str, Callable[..., DomainDataset]] = {
+    ".tar": read_domain_folders,
+    ".csv": read_table,
+    ".tsv": read_table,
+    ".parquet": read_table,
+    ".npz": read_features,
+    ".safetensors": read_features,
+}
+ACCEPTED = (
+    "a folder <domain>/<class>/<file>, a .tar of one, a .csv, .tsv or .parquet table, an .npz or "
+    ".safetensors file of features, hf:NAME, or name:/path of a known dataset"
+)
+
+
+def open_dataset(spec: str | Path | DomainDataset, **options: Any) -> DomainDataset:
+    """Open a dataset; `options` go to its reader.
+
+    `spec` is a folder <domain>/<class>/<file>, a .tar of one, a table (.csv, .tsv, .parquet), features (.npz,
+    .safetensors), `hf:NAME_OR_PATH`, or `name:/path` of a known dataset such as `pacs:/data/PACS`.
+    """
+    if isinstance(spec, DomainDataset):
+        return spec
+    reader, path, label = _find_reader(str(spec))
+    _check_options(reader, options, label)
+    dataset = reader(path, **options)
+    unknown = next((t for t in dataset.targets if t not in dataset.domain_names), None)
+    if unknown is not None:
+        raise unknown_name("domain", unknown, dataset.domain_names)
+    return dataset
+
+
+def _find_reader(spec: str) -> tuple[Callable[..., DomainDataset], str, str]:
+    """(reader, what to give it, how to call it in messages)."""
+    name, colon, rest = spec.partition(":")
+    if colon and len(name) > 1 and re.fullmatch(r"[\w-]+", name) and not Path(spec).exists():
+        if name == "hf":
+            return read_hub, rest, "hf:"
+        entry = DATASETS[name.lower().replace("-", "_")]
+        path = Path(rest).expanduser()
+        if not rest or not path.exists():
+            raise InputError(
+                f"No such file or folder: '{rest}'. Expected the path of {entry.name}, laid out like "
+                f"{entry.layout}"
+            )
+        return entry.read, str(path), entry.name
+    path = Path(spec).expanduser()
+    if not path.exists():
+        known = spec.lower().replace("-", "_")
+        hint = f" For the known dataset write {known}:/path." if known in DATASETS else ""
+        raise InputError(f"No such file or folder: '{spec}'. Expected {ACCEPTED}.{hint}")
+    if path.is_dir():
+        return read_domain_folders, str(path), "a folder"
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(f"'{spec}' is of no kind that can be read. Expected {ACCEPTED}.")
+    return reader, str(path), f"a {path.suffix.lower()} file"
+
+
+def _check_options(reader: Callable[..., DomainDataset], options: dict[str, Any], label: str) -> None:
+    accepted: list[str] = []
+    for function in (reader, read_rotated):  # the rotated readers hand the rest of their options on
+        parameters = inspect.signature(function).parameters.values()
+        accepted += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    for name in options:
+        if name not in accepted:
+            takes = f"it takes {', '.join(dict.fromkeys(accepted))}" if accepted else "it takes none"
+            raise InputError(f"Unknown option {name!r} for {label}: {takes}.")

@@ -1,0 +1,112 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sourceward.data import open_dataset
+from sourceward.errors import InputError
+
+
+def arrays(num=12, **changes):
+    data = {
+        "features": np.random.default_rng(0).normal(size=(num, 4)).astype(np.float16),
+        "label": np.arange(num) % 2,
+        "domain": np.arange(num) % 3,
+        "domains": np.array(["a", "b", "c"]),
+        "classes": np.array(["no", "yes"]),
+        "is_validation": np.arange(num) % 4 == 0,
+        "held_out": np.array("c"),
+    }
+    data |= changes
+    return {key: value for key, value in data.items() if value is not None}
+
+
+def save(path, **changes):
+    np.savez(path, **arrays(**changes))
+    return path
+
+
+def test_a_bank_of_features(tmp_path):
+    data = open_dataset(save(tmp_path / "bank.npz"))
+    assert data.kind == "features"
+    assert data.items.dtype == np.float32
+    assert data.domain_names == ("a", "b", "c")
+    assert data.classes == ("no", "yes")
+    assert data.targets == ("c",)
+    assert (data.split == "val").sum() == 3
+
+
+def test_safetensors_read_the_same(tmp_path):
+    source = arrays()
+    names = {key: json.dumps(source.pop(key).tolist()) for key in ("domains", "classes", "held_out")}
+    save_file(
+        {key: torch.from_numpy(value) for key, value in source.items()}, tmp_path / "b.safetensors", names
+    )
+    expected = open_dataset(save(tmp_path / "b.npz"))
+    data = open_dataset(tmp_path / "b.safetensors")
+    assert data.fingerprint() == expected.fingerprint()
+    assert data.targets == expected.targets
+
+
+def test_names_instead_of_codes(tmp_path):
+    path = save(
+        tmp_path / "b.npz",
+        label=np.array(["no", "yes"] * 6),
+        domain=np.array(["s", "t"] * 6),
+        domains=None,
+        classes=None,
+        held_out=None,
+    )
+    data = open_dataset(path)
+    assert data.domain_names == ("s", "t")
+    assert [p.kind for p in data.problems] == ["missing_class", "missing_class"]
+
+
+def test_labels_from_one_are_moved_and_said_to_be(tmp_path):
+    data = open_dataset(save(tmp_path / "b.npz", label=np.arange(12) % 2 + 1))
+    assert data.labels.min() == 0
+    assert "one_based_labels" in {p.kind for p in data.problems}
+
+
+def test_numbers_that_are_not_finite_are_reported(tmp_path):
+    features = np.ones((12, 4))
+    features[5, 1] = np.nan
+    data = open_dataset(save(tmp_path / "b.npz", features=features))
+    assert [(p.kind, p.where) for p in data.problems] == [("nonfinite", "0000005")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label": None}, "has no 'label': expected `features`"),
+        ({"features": np.ones((12, 2, 2))}, r"shape \(N, D\), but got float64 of shape \(12, 2, 2\)"),
+        ({"label": np.arange(5)}, r"`label` .* to have shape \(12,\)"),
+        ({"label": np.arange(12)}, "from 0 to 1 or from 1 to 2, but got 0 to 11"),
+        ({"held_out": np.array("q")}, "Unknown domain 'q'"),
+        ({"classes": np.array([{}], dtype=object)}, "not as Python objects"),
+    ],
+)
+def test_arrays_that_do_not_fit(tmp_path, changes, message):
+    with pytest.raises(InputError, match=message):
+        open_dataset(save(tmp_path / "b.npz", **changes))
+
+
+@pytest.mark.parametrize("name", ["b.npz", "b.safetensors"])
+def test_a_file_cut_in_half(tmp_path, name):
+    if name.endswith("npz"):
+        save(tmp_path / name)
+    else:
+        save_file({"features": torch.ones(100)}, tmp_path / name)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError):
+        open_dataset(tmp_path / name)
+
+
+def test_a_real_bank(shared):
+    data = open_dataset(shared / "data/banks/pacs_resnet50_without_sketch.npz")
+    assert len(data) == 9_991
+    assert data.items.shape == (9_991, 256)
+    assert data.targets == ("sketch",)
