@@ -1,0 +1,204 @@
+"""One face for every feature extractor."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sourceward.errors import InputError
+from sourceward.nn.backbones.preprocessing import ImagePreprocessing, Preprocessing, TextPreprocessing
+from sourceward.nn.backbones.tokenizers import Tokenizer
+
+FORMAT = 1
+
+
+@dataclass
+class Parts:
+    """What a family hands over: a network from batch to features, and what it takes to build it again."""
+
+    network: nn.Module
+    preprocessing: Preprocessing
+    architecture: dict[str, Any] = field(default_factory=dict)
+    pooling: str | None = None
+    tokenizer: Tokenizer | None = None
+
+
+class Backbone(nn.Module):
+    """Images or texts to features of width `dim`.
+
+    `prepare` turns what people have (uint8 or PIL images; strings) into a batch, `forward` turns a batch
+    into (batch, dim) float32 features. `config()`, `state_dict()` and `save_assets()` are all it takes to
+    build it again with `from_config`, without network and without the files it came from.
+
+    >>> from sourceward.nn.backbones import create_backbone
+    >>> backbone = create_backbone("tiny:text").eval()
+    >>> backbone(backbone.prepare(["a short text", "another"])).shape
+    torch.Size([2, 64])
+    """
+
+    def __init__(self, parts: Parts, *, family: str, name: str, dim: int | None = None) -> None:
+        super().__init__()
+        self.network = parts.network
+        self.preprocessing = parts.preprocessing
+        self.architecture = parts.architecture
+        self.pooling = parts.pooling
+        self.tokenizer = parts.tokenizer
+        self.family = family
+        self.name = name
+        self.batchnorm_frozen = False
+        self.dim = output_width(self.network, parts.preprocessing) if dim is None else dim
+
+    @property
+    def kind(self) -> str:
+        return "image" if isinstance(self.preprocessing, ImagePreprocessing) else "text"
+
+    @property
+    def spec(self) -> str:
+        return f"{self.family}:{self.name}"
+
+    @property
+    def device(self) -> torch.device:
+        return next((p.device for p in self.parameters()), torch.device("cpu"))
+
+    def extra_repr(self) -> str:
+        return f"{self.spec}, kind={self.kind}, dim={self.dim}"
+
+    def forward(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """A prepared batch to (batch, dim) float32 features."""
+        if isinstance(batch, Tensor) != (self.kind == "image"):
+            expected = "a float image tensor" if self.kind == "image" else "a dict of token tensors"
+            raise InputError(
+                f"Expected {expected} for the {self.kind} backbone {self.spec}, "
+                f"but got {type(batch).__name__}. Use `prepare` to make a batch."
+            )
+        return self.network(batch).flatten(1).float()
+
+    def prepare(self, items: Any) -> Any:
+        """Raw inputs to a batch for `forward`, on the backbone's device.
+
+        Args:
+            items: for images a uint8 tensor (batch, channels, height, width), or a list of PIL images, uint8
+                (height, width, channels) arrays or uint8 tensors of any sizes; for text a list of strings.
+        """
+        if isinstance(self.preprocessing, ImagePreprocessing):
+            return self.preprocessing.prepare(items, self.device)
+        if not is_texts(items):
+            raise InputError(
+                f"Expected a list of at least one text for the text backbone {self.spec}, but got "
+                f"{_describe(items)}. Use an image backbone such as 'timm:resnet18' for images."
+            )
+        if self.tokenizer is None:
+            raise InputError(f"{self.spec} has no tokenizer. Pass `tokenizer=` to create_backbone.")
+        tokens = self.tokenizer(list(items), self.preprocessing.max_length)
+        return {key: value.to(self.device) for key, value in tokens.items()}
+
+    def freeze_batchnorm(self, frozen: bool = True) -> "Backbone":
+        """Keep batch norm on its stored statistics, also in training: features do not depend on the batch."""
+        self.batchnorm_frozen = frozen
+        return self.train(self.training)
+
+    def train(self, mode: bool = True) -> "Backbone":
+        super().train(mode)
+        if self.batchnorm_frozen:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def config(self) -> dict[str, Any]:
+        """Everything but tensors and tokenizer files, as JSON values."""
+        config = {
+            "format": FORMAT,
+            "family": self.family,
+            "name": self.name,
+            "kind": self.kind,
+            "dim": self.dim,
+            "pooling": self.pooling,
+            "batchnorm_frozen": self.batchnorm_frozen,
+            "architecture": self.architecture,
+            "preprocessing": self.preprocessing.to_dict(),
+        }
+        return json.loads(json.dumps(config))
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Mapping[str, Any],
+        state_dict: Mapping[str, Tensor] | None = None,
+        *,
+        assets: str | Path | None = None,
+        module: nn.Module | None = None,
+    ) -> "Backbone":
+        """Build it again. `assets`: the folder given to `save_assets`; `module`: a user's own network."""
+        from sourceward.nn.backbones.factory import rebuild
+
+        return rebuild(config, state_dict, assets=assets, module=module)
+
+    def save_assets(self, folder: str | Path) -> None:
+        """Write the files that `config()` cannot hold (those of the tokenizer) below `folder`."""
+        if self.tokenizer is not None:
+            self.tokenizer.save(Path(folder))
+
+    def save(self, folder: str | Path) -> None:
+        """Write backbone.json, backbone.safetensors and the assets; `create_backbone(folder)` reads them."""
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save_assets(folder)
+        tensors = {key: value.detach().cpu().clone() for key, value in self.network.state_dict().items()}
+        save_file(tensors, folder / "backbone.safetensors")
+        (folder / "backbone.json").write_text(json.dumps(self.config(), indent=2) + "\n")
+
+
+def output_width(network: nn.Module, preprocessing: Preprocessing) -> int:
+    """The feature width, from one pass over a blank input; the network is left as it was."""
+    parameter = next(network.parameters(), None)
+    device = parameter.device if parameter is not None else None
+    batch: Any
+    if isinstance(preprocessing, TextPreprocessing):
+        ones = torch.ones(1, 2, dtype=torch.long, device=device)
+        batch = {"input_ids": ones, "attention_mask": ones}
+    else:
+        batch = torch.zeros(1, len(preprocessing.mean), *preprocessing.size, device=device)
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        with torch.no_grad():
+            features = network(batch)
+    except Exception as error:
+        raise InputError(
+            f"Expected a network from a batch to features, but {type(network).__name__} failed on "
+            f"{_describe(batch)} ({error}). Give `image_size=`, or `dim=` to skip this check."
+        ) from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    if not isinstance(features, Tensor) or features.ndim < 2:
+        raise InputError(
+            f"Expected features of shape (batch, dim), but {type(network).__name__} returned "
+            f"{_describe(features)}. Wrap it in a module that returns one tensor."
+        )
+    return features.flatten(1).shape[1]
+
+
+def is_texts(items: Any) -> bool:
+    return (
+        isinstance(items, Sequence)
+        and not isinstance(items, str | bytes)
+        and len(items) > 0
+        and all(isinstance(item, str) for item in items)
+    )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, list | tuple):
+        return f"a list of {type(value[0]).__name__}" if value else "an empty list"
+    return type(value).__name__

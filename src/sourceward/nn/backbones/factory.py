@@ -1,0 +1,241 @@
+"""One verb to build a backbone, one to list them, and the way back from a config."""
+
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from sourceward.errors import InputError, unknown_name
+from sourceward.nn.backbones import from_hf, from_timm, from_torchvision, tiny
+from sourceward.nn.backbones.backbone import FORMAT, Backbone, Parts
+from sourceward.nn.backbones.preprocessing import (
+    ImagePreprocessing,
+    Preprocessing,
+    TextPreprocessing,
+    from_dict,
+)
+from sourceward.nn.backbones.resnet_v1 import SUFFIX
+from sourceward.nn.backbones.tokenizers import FOLDER, HashTokenizer, HfTokenizer, Tokenizer
+from sourceward.nn.backbones.weights import Weights, is_default, load_weights, read_weights
+
+
+class Family(Protocol):
+    """A module that builds one by name, builds it again, and knows its names."""
+
+    __doc__: str | None
+
+    def build(
+        self,
+        name: str,
+        *,
+        pretrained: bool,
+        pooling: str | None,
+        image_size: tuple[int, int] | None,
+        max_length: int | None,
+        local_files_only: bool,
+    ) -> Parts: ...
+
+    def rebuild(self, name: str, architecture: dict[str, Any], pooling: str | None) -> nn.Module: ...
+
+    def names(self) -> list[str]: ...
+
+    def is_name(self, name: str) -> bool: ...
+
+
+FAMILIES: dict[str, Family] = {
+    "tiny": tiny,
+    "torchvision": from_torchvision,
+    "timm": from_timm,
+    "hf": from_hf,
+}
+
+
+def create_backbone(
+    spec: str | Path | nn.Module,
+    *,
+    weights: Weights | None = "default",
+    pooling: str | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    max_length: int | None = None,
+    local_files_only: bool = False,
+    dim: int | None = None,
+    preprocessing: Preprocessing | None = None,
+    tokenizer: Any = None,
+) -> Backbone:
+    """Build a backbone.
+
+    Args:
+        spec: `"family:name"`, a folder (Hugging Face's, or one of `Backbone.save`), or an `nn.Module`.
+        weights: `"default"` for the library's own, None for random ones, or a .safetensors file, a state dict
+            file (tensors only) or a mapping. Half precision becomes float32, classifier heads are ignored.
+        pooling: `"cls"`, `"mean"` or `"pooler"`, for `hf:` models; None takes what suits the model.
+        image_size: height and width, where not those of the weights.
+        max_length: the longest text in tokens, where not that of the model.
+        local_files_only: use what is in the download caches, and nothing else.
+        dim: the feature width of an `nn.Module`, where a pass over a blank input cannot tell.
+        preprocessing: replaces the preprocessing of the weights.
+        tokenizer: the Hugging Face tokenizer of an `nn.Module` that reads texts.
+
+    >>> create_backbone("tiny:conv", image_size=28).dim
+    128
+    """
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if isinstance(spec, Backbone):
+        return spec
+    if isinstance(spec, nn.Module):
+        backbone = _own(spec, preprocessing, tokenizer, dim, size, max_length)
+    elif (Path(spec) / "backbone.json").is_file():
+        return _saved(Path(spec), weights)
+    else:
+        family, name, label = _resolve(str(spec))
+        _check_options(family, name, weights, pooling)
+        parts = FAMILIES[family].build(
+            name,
+            pretrained=is_default(weights),
+            pooling=pooling,
+            image_size=size,
+            max_length=max_length,
+            local_files_only=local_files_only,
+        )
+        parts.preprocessing = preprocessing or parts.preprocessing
+        backbone = Backbone(parts, family=family, name=label)
+    if weights is not None and not is_default(weights):
+        load_weights(_bare(backbone), weights, label=backbone.spec)
+    return backbone
+
+
+def list_backbones(filter: str | None = None) -> list[str]:
+    """Specs that match a glob or contain a word; `"timm:*"` for one family. For `hf:` only examples.
+
+    >>> list_backbones("tiny:*")
+    ['tiny:conv', 'tiny:text']
+    """
+    wanted = (filter or "*").lower()
+    pattern = wanted if any(sign in wanted for sign in "*?[") else f"*{wanted}*"
+    family = wanted.partition(":")[0]
+    families = [family] if ":" in wanted and family in FAMILIES else list(FAMILIES)
+    specs = (f"{family}:{name}" for family in families for name in FAMILIES[family].names())
+    return [spec for spec in specs if fnmatchcase(spec.lower(), pattern)]
+
+
+def rebuild(
+    config: Mapping[str, Any],
+    state_dict: Mapping[str, Tensor] | None,
+    *,
+    assets: str | Path | None,
+    module: nn.Module | None,
+) -> Backbone:
+    """See `Backbone.from_config`."""
+    if config.get("format", FORMAT) > FORMAT:
+        raise InputError(
+            f"Expected a backbone config of format {FORMAT} or older, but got {config['format']}. "
+            "It was written by a newer sourceward: run `pip install -U sourceward`."
+        )
+    family, name, pooling = config["family"], config["name"], config.get("pooling")
+    architecture = dict(config.get("architecture", {}))
+    if family == "module":
+        if module is None:
+            raise InputError(
+                f"This backbone is your own module {name!r}, whose code is not stored. "
+                "Pass `module=`, an instance of it."
+            )
+        network = module
+    elif family in FAMILIES:
+        network = FAMILIES[family].rebuild(name, architecture, pooling)
+    else:
+        raise unknown_name("backbone family", family, FAMILIES)
+    parts = Parts(network, from_dict(config["kind"], config["preprocessing"]), architecture, pooling)
+    if isinstance(parts.preprocessing, TextPreprocessing):
+        parts.tokenizer = _tokenizer(parts.preprocessing, assets)
+    backbone = Backbone(parts, family=family, name=name, dim=config["dim"])
+    if state_dict is not None:
+        load_weights(network, state_dict, label=backbone.spec)
+    return backbone.freeze_batchnorm(config.get("batchnorm_frozen", False))
+
+
+def _resolve(spec: str) -> tuple[str, str, str]:
+    """Family, name to build from, and the name to remember, which never has a path of this machine."""
+    family, colon, name = spec.partition(":")
+    folder = Path(name if colon and family == "hf" else spec)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise InputError(
+                f"Expected a model in {str(folder)!r}, but it has neither config.json (Hugging Face) "
+                "nor backbone.json (ours)."
+            )
+        return "hf", str(folder), folder.resolve().name
+    if not colon:
+        near = list_backbones(f"*:{spec}")
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise InputError(
+            f"Expected 'family:name' (families: {', '.join(FAMILIES)}) or a folder, but got {spec!r}, "
+            f"which is no folder.{hint}"
+        )
+    if family not in FAMILIES:
+        raise unknown_name("backbone family", family, FAMILIES)
+    if not name or not FAMILIES[family].is_name(name):
+        known = FAMILIES[family].names()
+        near = get_close_matches(name, known, n=5, cutoff=0.0)
+        hint = f" list_backbones('{family}:*') names all {len(known):,}."
+        raise InputError(f"{unknown_name(f'{family} model', name, near)}{hint}")
+    return family, name, name
+
+
+def _check_options(family: str, name: str, weights: Weights | None, pooling: str | None) -> None:
+    if pooling is not None and family != "hf":
+        raise InputError(
+            f"Expected `pooling` with 'hf:' models only, but got {pooling!r} for {family}:{name}."
+        )
+    if family in ("timm", "torchvision") and name.endswith(SUFFIX) and is_default(weights):
+        raise InputError(
+            f"{family} has no weights for {name}, the ResNet with its stride in the 1x1 convolution. "
+            "Give a file with `weights=PATH`, or `weights=None`."
+        )
+
+
+def _own(
+    module: nn.Module,
+    preprocessing: Preprocessing | None,
+    tokenizer: Any,
+    dim: int | None,
+    image_size: tuple[int, int] | None,
+    max_length: int | None,
+) -> Backbone:
+    wrapped = None if tokenizer is None else HfTokenizer(tokenizer)
+    if preprocessing is None and tokenizer is not None:
+        preprocessing = TextPreprocessing("own", max_length or min(512, tokenizer.model_max_length))
+    parts = Parts(module, preprocessing or ImagePreprocessing(image_size or (224, 224)), tokenizer=wrapped)
+    name = f"{type(module).__module__}.{type(module).__qualname__}"
+    return Backbone(parts, family="module", name=name, dim=dim)
+
+
+def _saved(folder: Path, weights: Weights | None) -> Backbone:
+    try:
+        config = json.loads((folder / "backbone.json").read_text())
+    except ValueError as error:
+        raise InputError(f"Expected JSON in {str(folder / 'backbone.json')!r}, but got {error}.") from error
+    given = folder / "backbone.safetensors" if is_default(weights) else weights
+    state = read_weights(given) if isinstance(given, str | Path) else given
+    return rebuild(config, state, assets=folder, module=None)
+
+
+def _tokenizer(preprocessing: TextPreprocessing, assets: str | Path | None) -> Tokenizer | None:
+    if preprocessing.tokenizer == "hash":
+        return HashTokenizer(tiny.BUCKETS)
+    if assets is None:
+        return None  # features of ready tokens can still be computed; `prepare` says what is missing
+    folder = Path(assets) / FOLDER
+    if not folder.is_dir():
+        raise InputError(
+            f"Expected the tokenizer in {str(folder)!r}, but it is not there. Save it with the model."
+        )
+    return HfTokenizer.load(folder)
+
+
+def _bare(backbone: Backbone) -> nn.Module:
+    """The network with the key names of its library: without our pooling around it."""
+    return backbone.network.model if isinstance(backbone.network, from_hf.Pooled) else backbone.network

@@ -1,0 +1,149 @@
+"""What belongs to a set of weights besides the weights: how their inputs were prepared."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sourceward.errors import InputError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+
+
+@dataclass(frozen=True)
+class ImagePreprocessing:
+    """Resize, centre crop, normalise.
+
+    The image is resized so that it covers `size / crop_fraction`, then cropped to `size`. With
+    `keep_aspect=False` it is squashed to that size instead. Antialiasing is always on, as in PIL.
+
+    >>> ImagePreprocessing(size=(32, 32)).prepare([torch.zeros(3, 48, 64, dtype=torch.uint8)]).shape
+    torch.Size([1, 3, 32, 32])
+    """
+
+    size: tuple[int, int] = (224, 224)
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    interpolation: str = "bilinear"
+    crop_fraction: float = 0.875
+    keep_aspect: bool = True
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in INTERPOLATIONS:
+            raise InputError(
+                f"Expected `interpolation` to be one of {', '.join(INTERPOLATIONS)}, "
+                f"but got {self.interpolation!r}."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def prepare(self, items: Any, device: torch.device | str | None = None) -> Tensor:
+        """uint8 images of any size, as a tensor or a list, to normalised (batch, channels, *size)."""
+        images = as_uint8(items, channels=len(self.mean))
+        if isinstance(images, list):
+            images = torch.cat([self.resize(image[None]) for image in images])
+        else:
+            images = self.resize(images)
+        return self.normalize(images.to(device))
+
+    def resize(self, images: Tensor) -> Tensor:
+        """uint8 (batch, channels, any height, any width) to uint8 (batch, channels, *size)."""
+        height, width = self.size
+        full = (round(height / self.crop_fraction), round(width / self.crop_fraction))
+        if self.keep_aspect:
+            # The longer side is rounded down, as torchvision and timm do.
+            h, w = images.shape[-2:]
+            wide = full[0] * w >= full[1] * h
+            full = (full[0], full[0] * w // h) if wide else (full[1] * h // w, full[1])
+        images = interpolate(images, full, self.interpolation)
+        top, left = round((full[0] - height) / 2), round((full[1] - width) / 2)
+        return images[..., top : top + height, left : left + width]
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """uint8 to float with the mean and std of the weights; for loops that crop by themselves."""
+        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1)
+        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
+        return (images.float() / 255 - mean) / std
+
+
+@dataclass(frozen=True)
+class TextPreprocessing:
+    """The tokenizer (`hash`, or where its files came from) and the longest text in tokens."""
+
+    tokenizer: str
+    max_length: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Preprocessing = ImagePreprocessing | TextPreprocessing
+
+
+def from_dict(kind: str, values: Mapping[str, Any]) -> Preprocessing:
+    """The inverse of `to_dict`; JSON has lists where there were tuples."""
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return ImagePreprocessing(**fields) if kind == "image" else TextPreprocessing(**fields)
+
+
+def interpolate(images: Tensor, size: tuple[int, int], mode: str) -> Tensor:
+    """Antialiased resize of uint8 images that stays in uint8, as PIL does."""
+    if tuple(images.shape[-2:]) == size:
+        return images
+    if mode == "nearest":
+        return F.interpolate(images, size, mode="nearest-exact")
+    if images.device.type == "cpu":
+        return F.interpolate(images, size, mode=mode, antialias=True)
+    resized = F.interpolate(
+        images.float(), size, mode=mode, antialias=True
+    )  # other devices have no uint8 kernel
+    return resized.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def as_uint8(items: Any, channels: int) -> Tensor | list[Tensor]:
+    """A (batch, channels, height, width) tensor where the images allow it, else a list of images."""
+    if isinstance(items, Tensor):
+        return _check(items if items.ndim == 4 else items[None], channels)
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes) or not len(items):
+        raise _not_images(items)
+    images = [_check(_one(item)[None], channels)[0] for item in items]
+    return torch.stack(images) if len({image.shape for image in images}) == 1 else images
+
+
+def _one(item: Any) -> Tensor:
+    from PIL import Image
+
+    if isinstance(item, Image.Image):
+        return torch.from_numpy(np.array(item.convert("RGB"))).permute(2, 0, 1)
+    if isinstance(item, np.ndarray) and item.ndim == 3:
+        return torch.from_numpy(np.ascontiguousarray(item)).permute(2, 0, 1)
+    if isinstance(item, Tensor) and item.ndim == 3:
+        return item
+    raise _not_images(item)
+
+
+def _check(images: Tensor, channels: int) -> Tensor:
+    fits = images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] in (1, channels)
+    if not fits or not images.numel():
+        raise InputError(
+            f"Expected uint8 images (batch, {channels} channels, height, width), but got {images.dtype} of "
+            f"shape {tuple(images.shape)}. Pass already normalised floats to the backbone itself."
+        )
+    return images if images.shape[1] == channels else images.expand(-1, channels, -1, -1)
+
+
+def _not_images(item: Any) -> InputError:
+    what = f"the text {item[:40]!r}" if isinstance(item, str) else f"{type(item).__name__}"
+    if isinstance(item, Sequence) and not len(item):
+        what = "an empty list"
+    return InputError(
+        "Expected images, as a uint8 tensor or a list of PIL images, uint8 arrays or tensors, "
+        f"but got {what}. Open image files first; texts need a text backbone such as 'hf:...'."
+    )

@@ -1,0 +1,113 @@
+"""Load weights from a file into a network, and say plainly when they do not fit."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from torch import Tensor, nn
+
+from sourceward.errors import InputError
+
+HEADS = ("fc", "classifier", "head", "heads", "head_dist", "last_linear", "AuxLogits", "aux1", "aux2")
+"""Classifiers of the vision libraries."""
+TEXT_HEADS = ("cls", "lm_head", "pooler", "pre_classifier", "qa_outputs", "score", "vocab_transform",
+              "vocab_layer_norm", "vocab_projector")  # fmt: skip
+BUFFERS = ("num_batches_tracked", "position_ids", "relative_position_index", "attn_mask")
+"""Counters and constants that files may have or lack without a change in what is computed."""
+
+Weights = str | Path | Mapping[str, Tensor]
+
+
+def is_default(weights: Weights | None) -> bool:
+    return isinstance(weights, str) and weights == "default"
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Tensors by name from a .safetensors file, or from a state dict that holds nothing but tensors."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / "model.safetensors"
+    if not path.is_file():
+        raise InputError(
+            f"Expected `weights` to be 'default', None or a file, but there is no file {str(path)!r}."
+        )
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        detail = (str(error).strip() or "empty file").splitlines()[0]
+        raise InputError(
+            f"Could not read weights from {str(path)!r}: expected a whole .safetensors file or a state dict "
+            f"of tensors only ({detail}). Copy it again, or save it with safetensors."
+        ) from error
+    for key in ("state_dict", "model"):  # what training scripts wrap around it
+        loaded = (
+            loaded[key] if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping) else loaded
+        )
+    if not isinstance(loaded, Mapping) or not any(isinstance(v, Tensor) for v in loaded.values()):
+        raise InputError(f"Expected tensors by name in {str(path)!r}, but got {type(loaded).__name__}.")
+    return {key: value for key, value in loaded.items() if isinstance(value, Tensor)}
+
+
+def load_weights(network: nn.Module, weights: Weights, *, label: str) -> None:
+    """Copy `weights` into `network`: any common key prefix goes, half precision becomes float32.
+
+    Classifier heads in the file are ignored; any other difference is one InputError.
+    """
+    given = dict(weights) if isinstance(weights, Mapping) else read_weights(weights)
+    wanted = network.state_dict()
+    prefix = common_prefix(given, wanted)
+    # What lies outside the prefix belongs to other parts of a larger model.
+    found = {k.removeprefix(prefix): _full_precision(v) for k, v in given.items() if k.startswith(prefix)}
+
+    missing = [key for key in wanted if key not in found and not key.endswith(BUFFERS)]
+    extra = [key for key in found if key not in wanted and not _ignored(key)]
+    both = [key for key in wanted if key in found]
+    shapes = [
+        f"{key} {tuple(found[key].shape)} for {tuple(wanted[key].shape)}"
+        for key in both
+        if found[key].shape != wanted[key].shape
+    ]
+    if missing or extra or shapes:
+        source = "The given weights" if isinstance(weights, Mapping) else f"The weights in {str(weights)!r}"
+        parts = [_count(missing, "missing"), _count(extra, "unexpected"), _count(shapes, "of another shape")]
+        raise InputError(
+            f"{source} do not fit {label}: of {len(wanted)} tensors expected, "
+            f"{', '.join(part for part in parts if part)}. Is it the file of another backbone?"
+        )
+    network.load_state_dict({key: found[key] for key in both}, strict=False)
+
+
+def common_prefix(given: Iterable[str], wanted: Iterable[str]) -> str:
+    """The prefix (`module.`, `backbone.`, `bert.`, ...) under which most names are wanted ones.
+
+    >>> common_prefix(["module.fc.weight", "module.conv.weight", "step"], ["conv.weight"])
+    'module.'
+    """
+    names = set(wanted)
+    votes: Counter[str] = Counter()
+    for key in given:
+        parts = key.split(".")
+        cuts = (".".join(parts[i:]) for i in range(len(parts)))
+        votes.update(key[: len(key) - len(cut)] for cut in cuts if cut in names)
+    return max(votes, key=lambda prefix: (votes[prefix], -len(prefix)), default="")
+
+
+def _ignored(key: str) -> bool:
+    return key.split(".")[0] in HEADS + TEXT_HEADS or key.endswith(BUFFERS)
+
+
+def _full_precision(value: Tensor) -> Tensor:
+    return value.float() if value.is_floating_point() else value
+
+
+def _count(keys: list[str], what: str) -> str:
+    if not keys:
+        return ""
+    return f"{len(keys)} {what} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})"
