@@ -241,7 +241,7 @@ def reference(monkeypatch):
 
     def apply(image, name, severity):
         out = package.corrupt(image.permute(1, 2, 0).numpy(), severity, name)
-        return torch.from_numpy(out).permute(2, 0, 1)
+        return torch.from_numpy(out.copy()).permute(2, 0, 1)
 
     apply.module = package.corruptions
     return apply
