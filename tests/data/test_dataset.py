@@ -102,5 +102,5 @@ def test_labels_outside_the_classes_are_refused():
 
 
 def test_a_fraction_outside_its_range_is_refused():
-    with pytest.raises(InputError, match="between 0 and 1, but got 1.5"):
+    with pytest.raises(InputError, match=r"between 0 and 1, but got 1\.5"):
         toy().train_val(1.5)

@@ -4,7 +4,7 @@ import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from sourceward.data.dataset import DomainDataset, Problem, build
 from sourceward.errors import InputError
@@ -52,7 +52,7 @@ class Tree:
 
 
 def is_image(path: str) -> bool:
-    return PurePosixPath(path).suffix.lower() in IMAGE_SUFFIXES
+    return path[path.rfind(".") :].lower() in IMAGE_SUFFIXES
 
 
 def read_tree(path: str | Path) -> Tree:

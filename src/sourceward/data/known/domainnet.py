@@ -24,6 +24,7 @@ LISTS: Suffixes = {
     "<root>, in <root>/splits or in `splits` beside it: lines `<domain>/<class>/<image> <label>`.",
 )
 def read_domainnet(path: str | Path, *, splits: str | Path | None = None) -> DomainDataset:
-    tree, folders = locate_domains(read_tree(path), DOMAINS, "domainnet")
+    whole = read_tree(path)
+    tree, folders = locate_domains(whole, DOMAINS, "domainnet")
     dataset = read_domains(tree, folders, DOMAINS, name=str(path), num_classes=345)
-    return apply_lists(dataset, find_lists(read_tree(path), {d: d for d in DOMAINS}, LISTS, splits))
+    return apply_lists(dataset, find_lists(whole, {d: d for d in DOMAINS}, LISTS, splits))

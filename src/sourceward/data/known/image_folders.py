@@ -44,9 +44,10 @@ TERRA: Aliases = {f"location_{n}": (f"l{n}", f"location{n}") for n in (38, 43, 4
     "official lists <domain>_train.txt and <domain>_val.txt (or _train_kfold, _crossval_kfold) in `splits`.",
 )
 def read_pacs(path: str | Path, *, splits: str | Path | None = None) -> DomainDataset:
-    tree, folders = locate_domains(read_tree(path), PACS, "pacs")
+    whole = read_tree(path)
+    tree, folders = locate_domains(whole, PACS, "pacs")
     dataset = read_domains(tree, folders, PACS, name=str(path), classes=PACS_CLASSES)
-    return apply_lists(dataset, find_lists(tree, _list_names(PACS), PACS_LISTS, splits))
+    return apply_lists(dataset, find_lists(whole, _list_names(PACS), PACS_LISTS, splits))
 
 
 @known_dataset(

@@ -1,6 +1,7 @@
 """PHEME: is a tweet that starts a thread a rumour? Five (or nine) news events are the domains."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from sourceward.data.dataset import DomainDataset, Problem, build
@@ -35,7 +36,13 @@ def read_pheme(path: str | Path, *, events: str | tuple[str, ...] = EVENTS) -> D
             f"'{path}' holds none of the events {', '.join(events)}, but {', '.join(dataset.domain_names)}. "
             'Pass events="all" to use those.'
         )
-    return dataset.of_domains(wanted)
+    absent = tuple(
+        Problem("missing_domain", event, f"'{path}' has no event {event!r}.")
+        for event in events
+        if event not in wanted
+    )
+    chosen = dataset.of_domains(wanted)
+    return replace(chosen, problems=chosen.problems + absent)
 
 
 def _read_flat(path: str | Path) -> DomainDataset:

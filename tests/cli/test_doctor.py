@@ -1,0 +1,55 @@
+import io
+import json
+
+import numpy as np
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sourceward.cli.doctor import doctor, render
+from sourceward.data import doctor as diagnose
+
+
+@pytest.fixture
+def run():
+    app = typer.Typer()
+    app.command()(doctor)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def bank(tmp_path):
+    def write(num_classes=2, num_domains=2):
+        rows = np.arange(4 * num_classes * num_domains)
+        path = tmp_path / "bank.npz"
+        features = np.random.default_rng(0).normal(size=(len(rows), 3))
+        np.savez(path, features=features, label=rows % num_classes, domain=rows // num_classes % num_domains)
+        return path
+
+    return write
+
+
+def test_a_table_and_what_fit_would_do(run, bank):
+    result = run(bank())
+    assert result.exit_code == 0, result.output
+    assert "16 samples (features), 2 domains, 2 classes" in result.output
+    assert "Train on 12 samples of 2 source domains" in result.output
+
+
+def test_exit_two_with_the_fix(run, bank):
+    result = run(bank(num_domains=1))
+    assert result.exit_code == 2
+    assert "Add a domain" in result.output
+
+
+def test_json_is_all_there_is_on_standard_output(run, bank):
+    found = json.loads(run(bank(), "--json").stdout)
+    assert found["domains"] == ["0", "1"]
+    assert found["refusals"] == []
+
+
+def test_many_classes_and_domains_are_cut_short(bank):
+    console = Console(width=120, record=True, file=io.StringIO())
+    render(diagnose(bank(num_classes=30, num_domains=12)), console)
+    assert "and 10 more classes and 4 more domains" in console.export_text()

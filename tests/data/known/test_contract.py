@@ -1,0 +1,131 @@
+"""Every known dataset, in miniature and in its authors' layout. A new one joins by joining the registry."""
+
+import gzip
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from sourceward.data import DATASETS, list_datasets, load_images, open_dataset
+from sourceward.errors import InputError
+
+
+def folders(put, domains, classes):
+    for domain in domains:
+        for label in classes:
+            for number in range(2):
+                put(f"root/{domain}/{label}/{number}.png")
+
+
+def pacs(put):
+    from sourceward.data.known.image_folders import PACS_CLASSES
+
+    folders(put, ("photo", "art_painting", "cartoon", "sketch"), PACS_CLASSES)
+
+
+def office_home(put):
+    folders(put, ("Art", "Clipart", "Product", "Real World"), ("Bed", "Fan"))
+
+
+def domainnet(put):
+    domains = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+    folders(put, domains, ("axe", "bee"))
+    for domain in domains:
+        put(f"root/{domain}_train.txt", f"{domain}/axe/0.png 0\n{domain}/bee/0.png 1\n".encode())
+        put(f"root/{domain}_test.txt", f"{domain}/axe/1.png 0\n{domain}/bee/1.png 1\n".encode())
+
+
+def vlcs(put):
+    folders(put, ("Caltech101", "LabelMe", "VOC2007", "SUN09"), ("bird", "car", "chair", "dog", "person"))
+
+
+def terra_incognita(put):
+    folders(put, [f"location_{n}" for n in (38, 43, 46, 100)], ("bird", "cat"))
+
+
+def idx(array):
+    header = struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.tobytes()
+
+
+def rotated(put):
+    labels = (np.arange(12_000) % 10).astype(np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (12_000, 6, 6), dtype=np.uint8)
+    put("root/MNIST/raw/train-images-idx3-ubyte", idx(images))
+    put("root/MNIST/raw/train-labels-idx1-ubyte.gz", gzip.compress(idx(labels), 1))
+
+
+def pheme(put):
+    for event in ("charliehebdo", "ferguson", "germanwings-crash", "ottawashooting", "sydneysiege"):
+        for folder in ("rumours", "non-rumours"):
+            for number in range(2):
+                thread = f"root/{event}-all-rnr-threads/{folder}/{number}"
+                tweet = json.dumps({"text": f"{event} {number}"}).encode()
+                put(f"{thread}/source-tweets/{number}.json", tweet)
+                put(f"{thread}/source-tweets/._{number}.json", b"\0")
+                put(f"{thread}/reactions/9.json", tweet)
+
+
+def cifar10_c(put):
+    random = np.random.default_rng(0)
+    for name in ("data_batch_1.bin", "test_batch.bin"):
+        records = random.integers(0, 256, (20, 3073), dtype=np.uint8)
+        records[:, 0] = np.arange(20) % 10
+        put(f"root/cifar-10-batches-bin/{name}", records.tobytes())
+
+
+def imagenet_c(put):
+    from sourceward.data.corruptions import TEST_CORRUPTIONS
+
+    for name in ("val", *(f"noise/{name}/5" for name in TEST_CORRUPTIONS)):
+        for label in ("n01440764", "n01443537"):
+            put(f"root/{name}/{label}/1.png")
+
+
+MAKERS = {
+    "pacs": pacs,
+    "office_home": office_home,
+    "domainnet": domainnet,
+    "vlcs": vlcs,
+    "terra_incognita": terra_incognita,
+    "rotated_mnist": rotated,
+    "rotated_fashion_mnist": rotated,
+    "pheme": pheme,
+    "cifar10_c": cifar10_c,
+    "imagenet_c": imagenet_c,
+}
+
+
+@pytest.mark.parametrize("name", list(DATASETS))
+def test_entry_says_what_where_and_how(name):
+    entry = DATASETS[name]
+    assert entry.name == name
+    assert min(len(entry.about), len(entry.where), len(entry.layout)) > 30
+    assert entry in list_datasets()
+
+
+@pytest.mark.parametrize("name", list(DATASETS))
+def test_miniature_opens(name, put, tmp_path):
+    MAKERS[name](put)
+    data = open_dataset(f"{name}:{tmp_path / 'root'}")
+    assert len(data.domain_names) > 1
+    assert data.counts().all()
+    assert len(set(data.ids)) == len(data)
+    assert not {p.kind for p in data.problems} - {"class_count"}
+    assert set(data.targets) < set(data.domain_names)
+    assert open_dataset(f"{name}:{tmp_path / 'root'}").fingerprint() == data.fingerprint()
+    if data.kind == "image":
+        assert load_images(data, 8, indices=[0, len(data) - 1]).shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("name", list(DATASETS))
+def test_an_empty_folder_is_refused(name, tmp_path):
+    with pytest.raises(InputError):
+        open_dataset(f"{name}:{tmp_path}")
+
+
+@pytest.mark.parametrize("name", list(DATASETS))
+def test_a_path_that_is_not_there_shows_the_layout(name):
+    with pytest.raises(InputError, match=f"Expected the path of {name}, laid out like <root>"):
+        open_dataset(f"{name}:/nowhere/at/all")

@@ -1,0 +1,52 @@
+import subprocess
+import sys
+
+import pytest
+
+from sourceward.data import open_dataset
+from sourceward.errors import InputError
+
+
+def test_a_dataset_stays_what_it_is(folder):
+    data = open_dataset(folder)
+    assert open_dataset(data) is data
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("no/such/place", "No such file or folder: 'no/such/place'. Expected a folder"),
+        ("pacs", "For the known dataset write pacs:/path"),
+        ("pasc:/data", "Unknown dataset 'pasc'. Did you mean 'pacs'?"),
+        ("pacs:", "Expected the path of pacs"),
+    ],
+)
+def test_what_cannot_be_opened(spec, message):
+    with pytest.raises(InputError) as error:
+        open_dataset(spec)
+    assert message in str(error.value)
+
+
+def test_a_file_of_no_known_kind(put):
+    with pytest.raises(InputError, match="is of no kind that can be read"):
+        open_dataset(put("notes.docx", b"x"))
+
+
+def test_a_folder_takes_no_options(folder):
+    with pytest.raises(InputError, match="Unknown option 'splits' for a folder: it takes none"):
+        open_dataset(folder, splits="x")
+
+
+def test_importing_needs_no_optional_package():
+    code = "import sys, sourceward.data; print({'pyarrow', 'datasets', 'pandas', 'rich'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(("module", "spec"), [("datasets", "hf:x"), ("pyarrow", "t.parquet")])
+def test_a_missing_package_names_the_extra(module, spec, put, monkeypatch, tmp_path):
+    put("t.parquet", b"x")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=r"pip install sourceward\[data\]"):
+        open_dataset(spec)
