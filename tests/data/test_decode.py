@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 
 from sourceward.data import decode_image, decode_images, geometry, load_images, open_dataset
-from sourceward.data.decode import cache_folder, resize_arrays
+from sourceward.data.cache import cache_folder, image_keys
+from sourceward.data.decode import resize_arrays
 from sourceward.errors import InputError
 
 
@@ -64,7 +65,7 @@ def test_load_is_in_order_and_cached(folder, own_cache, monkeypatch):
     assert images.shape == (24, 3, 8, 8)
     assert images.dtype == torch.uint8
     assert np.array_equal(images[7].numpy(), decode_image(data.items[7].read(), geometry(8)))
-    assert len(list(own_cache.rglob("*.npy"))) == 1
+    assert len(list(own_cache.rglob("*.images.npy"))) == 1
     monkeypatch.setattr("sourceward.data.decode.decode_image", None)  # from here on only the cache can answer
     assert torch.equal(load_images(data, 8), images)
     assert not list(own_cache.rglob("*.part"))
@@ -73,6 +74,22 @@ def test_load_is_in_order_and_cached(folder, own_cache, monkeypatch):
 def test_some_rows_only(folder):
     data = open_dataset(folder)
     assert torch.equal(load_images(data, 8, indices=[3, 1]), load_images(data, 8)[[3, 1]])
+
+
+def test_the_cache_of_the_whole_serves_its_parts(folder, own_cache):
+    data = open_dataset(folder)
+    images = load_images(data, 8)
+    for part in (data.without("photo"), data.train_val()[0], data.select([5, 2])):
+        assert torch.equal(load_images(part, 8), images[[data.ids.index(name) for name in part.ids]])
+    assert len(list(own_cache.rglob("*.images.npy"))) == 1
+    load_images(data.select([0]), 9)
+    assert len(list(own_cache.rglob("*.images.npy"))) == 2
+
+
+def test_labels_play_no_part_in_the_cache(folder):
+    data = open_dataset(folder)
+    relabelled = type(data)(**{**data.__dict__, "labels": data.labels[::-1].copy()})
+    assert np.array_equal(image_keys(data), image_keys(relabelled))
 
 
 def test_a_changed_file_is_decoded_again(folder, image_bytes):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from sourceward.data import DomainBatches, in_order, load_images, open_dataset, stream_batches
+from sourceward.data import DomainBatches, fits_in_memory, in_order, load_images, open_dataset, stream_batches
 from sourceward.errors import InputError
 
 DOMAINS = np.array([0] * 7 + [1] * 3 + [2] * 10)
@@ -56,6 +56,12 @@ def test_an_unreadable_image_is_named_in_one_line(folder, put, workers):
     with pytest.raises(InputError, match=r"'photo/cat/torn\.png' of .* cannot be read") as error:
         list(stream_batches(data, 8, in_order(len(data), 8), workers=workers))
     assert "\n" not in str(error.value)
+
+
+def test_small_datasets_fit_in_memory(folder):
+    data = open_dataset(folder)
+    assert fits_in_memory(data, 8)
+    assert not fits_in_memory(data, 8, share=0.0)
 
 
 def test_a_batch_needs_samples():

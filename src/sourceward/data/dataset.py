@@ -140,21 +140,21 @@ class DomainDataset:
     def content_hash(self) -> str:
         """A hash of ids and items, blind to labels; image files count by name and byte size, not by pixel."""
         hasher = hashlib.blake2b(self.kind.encode(), digest_size=16)
-        hasher.update("\0".join(self.ids).encode())
+        hasher.update(_bytes(self.ids))
         if isinstance(self.items, np.ndarray):
             hasher.update(f"{self.items.dtype}{self.items.shape}".encode())
             for start in range(0, len(self.items), 4096):  # in pieces: the array may be a view of a file
                 hasher.update(np.ascontiguousarray(self.items[start : start + 4096]).data)
         else:
             texts = self.items if self.kind == "text" else (item.signature() for item in self.items)
-            hasher.update("\0".join(texts).encode())
+            hasher.update(_bytes(texts))
         return hasher.hexdigest()
 
     def fingerprint(self) -> str:
         """`content_hash` with labels, domains, their names and the split: the same on every machine."""
         hasher = hashlib.blake2b(self.content_hash().encode(), digest_size=16)
         for names in (self.classes, self.domain_names):
-            hasher.update("\0".join(names).encode() + b"\1")
+            hasher.update(_bytes(names) + b"\1")
         for codes in (self.labels, self.domains):
             hasher.update(np.ascontiguousarray(codes, dtype="<i8").data)
         if self.split is not None:
@@ -240,4 +240,9 @@ def _codes(kind: str, values: Sequence[str], names: Sequence[str], where: str) -
 
 
 def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(_bytes([text]), digest_size=8).hexdigest()
+
+
+def _bytes(texts: Iterable[str]) -> bytes:
+    """File names may hold bytes that are no text; they count as what they are."""
+    return "\0".join(texts).encode(errors="surrogateescape")

@@ -1,10 +1,7 @@
 """From encoded images to uint8 tensors: on every core, cached by content, nothing skipped in silence."""
 
-import hashlib
 import io
 import os
-import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,13 +12,13 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
+from sourceward.data.cache import cache_folder, find, image_keys, store
 from sourceward.data.dataset import DomainDataset, Problem
-from sourceward.data.tree import StoredFile
 from sourceward.errors import InputError
 
 Progress = Callable[[int, int], None]  # (done, total)
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-DECODER_VERSION = 1  # part of the cache key: raise it when the same file would give other pixels
+DECODER_VERSION = 1  # part of the cache: raise it when the same file would give other pixels
 
 
 class Geometry(NamedTuple):
@@ -138,7 +135,7 @@ def decode_images(
     progress: Progress | None = None,
     on_error: Literal["raise", "skip"] = "raise",
 ) -> Decoded:
-    """Decode once, then read from the cache.
+    """Decode once, then read from the cache; what was cached for a dataset serves its parts too.
 
     on_error="skip" leaves unreadable images out of `images` and `dataset` alike and lists them in `problems`.
     `cache_dir=None` means `cache_folder()`; "" means no cache. Arrays in memory are never cached.
@@ -148,15 +145,22 @@ def decode_images(
     shape = geometry(size, fit, crop_pct, interpolation)
     if isinstance(dataset.items, np.ndarray):
         return Decoded(resize_arrays(dataset.items, shape), dataset, ())
-    file = None if cache_dir == "" else _cache_file(dataset, shape, cache_dir)
-    if file is not None and file.exists():
-        return Decoded(torch.from_numpy(np.load(file, mmap_mode="c")), dataset, ())
+    folder = (cache_folder() if cache_dir is None else Path(cache_dir)) / "images" / _folder_name(shape)
+    keys = image_keys(dataset)
+    cached = None if cache_dir == "" else find(folder, keys)
+    if cached is not None:
+        return Decoded(cached, dataset, ())
     images, reasons = _decode_all(dataset, shape, workers, progress)
     if reasons:
         return _without_broken(images, dataset, reasons, on_error)
-    if file is not None:
-        _write_cache(file, images)
+    if cache_dir != "" and len(dataset):
+        store(folder, keys, images)
     return Decoded(torch.from_numpy(images), dataset, ())
+
+
+def _folder_name(shape: Geometry) -> str:
+    height, width, fit, crop_pct, interpolation = shape
+    return f"v{DECODER_VERSION}-{height}x{width}-{fit}-{crop_pct:g}-{interpolation}"
 
 
 def _decode_all(
@@ -238,41 +242,3 @@ def resize_arrays(pixels: np.ndarray, shape: Geometry, chunk: int = 1024) -> tor
         ]
         images = torch.cat(pieces) if pieces else images.new_empty((0, 1, shape.height, shape.width))
     return images.expand(-1, 3, -1, -1)
-
-
-def cache_folder() -> Path:
-    """$SOURCEWARD_CACHE, else ~/.cache/sourceward (or where $XDG_CACHE_HOME says)."""
-    given = os.environ.get("SOURCEWARD_CACHE")
-    return (
-        Path(given)
-        if given
-        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sourceward"
-    )
-
-
-def _cache_file(dataset: DomainDataset, shape: Geometry, cache_dir: str | Path | None) -> Path:
-    """A name made of the content, the files' times and the geometry; labels play no part."""
-    hasher = hashlib.blake2b(f"{DECODER_VERSION}{shape}{dataset.content_hash()}".encode(), digest_size=16)
-    for path in dict.fromkeys(item.path for item in dataset.items if isinstance(item, StoredFile)):
-        hasher.update(str(os.stat(path).st_mtime_ns if os.path.exists(path) else 0).encode())
-    folder = cache_folder() if cache_dir is None else Path(cache_dir)
-    return folder / "images" / f"{hasher.hexdigest()}.npy"
-
-
-def _write_cache(file: Path, images: np.ndarray) -> None:
-    """Whole or not at all; a cache that cannot be written is a warning, because the images are here."""
-    partial = None
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as stream:
-            partial = Path(stream.name)
-            np.save(stream, images)
-        os.replace(partial, file)
-    except OSError as error:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
-        warnings.warn(
-            f"Decoded images were not cached in '{file.parent}': {error.strerror}. They will be decoded "
-            "again next time; set SOURCEWARD_CACHE to a folder with room.",
-            stacklevel=3,
-        )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sourceward.data.dataset import DomainDataset, build
-from sourceward.data.table import SPLITS, SYNONYMS, complete_rows, from_columns, need_column
+from sourceward.data.table import SPLITS, SYNONYMS, complete_rows, find_column, from_columns, need_column
 from sourceward.errors import InputError
 
 
@@ -47,7 +47,7 @@ def read_hub(
     domain = need_column(columns, "domain", domain, name)
     label = need_column(columns, "label", label, name)
     owners = split_names if split is None and set(split_names) == {"train", "val"} else None
-    picture = image or (None if text else _image_column(table))
+    picture = find_column(columns, "path", image, name) if image else None if text else _image_column(table)
     if picture is None:
         chosen = {"domain": domain, "label": label, "text": text, "path": None, "id": id, "split": split}
         data = {column: table[column][:] for column in columns}

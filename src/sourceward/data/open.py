@@ -39,7 +39,10 @@ def open_dataset(spec: str | Path | DomainDataset, **options: Any) -> DomainData
         return spec
     reader, path, label = _find_reader(str(spec))
     _check_options(reader, options, label)
-    dataset = reader(path, **options)
+    try:
+        dataset = reader(path, **options)
+    except OSError as error:
+        raise InputError(f"'{error.filename or path}' cannot be read: {error.strerror or error}.") from None
     unknown = next((t for t in dataset.targets if t not in dataset.domain_names), None)
     if unknown is not None:
         raise unknown_name("domain", unknown, dataset.domain_names)

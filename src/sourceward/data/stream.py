@@ -1,5 +1,6 @@
 """Batches that are a pure function of the seed and the iteration, from memory or decoded on the way."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -63,6 +64,13 @@ class DomainBatches:
             random = np.random.default_rng((self.seed, domain, epoch))
             self._shuffles[domain] = epoch, random.permutation(self.rows[domain])
         return self._shuffles[domain][1]
+
+
+def fits_in_memory(dataset: DomainDataset, size: int | tuple[int, int], share: float = 0.5) -> bool:
+    """Whether the decoded images would take at most `share` of this machine's free memory."""
+    shape = geometry(size)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
+    return len(dataset) * 3 * shape.height * shape.width <= share * free
 
 
 class ImageStream(Dataset):
