@@ -85,6 +85,7 @@ def build(
         pooling = pooling or _default_pooling(name, config, image, offline)
         network = _network(name, config, pooling, pretrained, offline)
         architecture = json.loads(config.to_json_string(use_diff=False))
+        architecture.pop("_name_or_path", None)  # a path of this machine
         if image:
             return Parts(network, _image(name, config, image_size, offline), architecture, pooling)
         tokenizer = HfTokenizer.load(name, local_files_only=offline)
