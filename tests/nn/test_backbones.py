@@ -1,8 +1,10 @@
 """One contract for every backbone, then what is particular to weights, preprocessing and families."""
 
+import copy
 import io
 import json
 import tarfile
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -39,6 +41,15 @@ WORDS = [
     ".",
 ]
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Networks this small spend their time waiting for threads when others use the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class OwnNet(nn.Module):
@@ -171,6 +182,8 @@ class TestContract:
                 create_backbone(tmp_path)
             return
         again = create_backbone(str(tmp_path)).eval()
+        with pytest.raises(InputError, match="saved backbone"):
+            create_backbone(tmp_path, max_length=9)
         assert torch.equal(features(again, inputs(backbone)), features(backbone, inputs(backbone)))
 
     def test_the_other_kind_of_input_is_refused(self, backbone):
@@ -181,6 +194,15 @@ class TestContract:
         batch = {"input_ids": torch.ones(1, 2)} if backbone.kind == "image" else torch.zeros(1, 3, 32, 32)
         with pytest.raises(InputError, match="prepare"):
             backbone(batch)
+
+    def test_a_copy_is_independent(self, backbone):
+        twin = copy.deepcopy(backbone)  # what weight averaging keeps
+        before = features(backbone, inputs(backbone))
+        assert torch.equal(features(twin, inputs(backbone)), before)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.zero_()
+        assert torch.equal(features(backbone, inputs(backbone)), before)
 
     def test_every_parameter_is_used(self, backbone):
         backbone.zero_grad()

@@ -89,6 +89,11 @@ def create_backbone(
     if isinstance(spec, nn.Module):
         backbone = _own(spec, preprocessing, tokenizer, dim, size, max_length)
     elif (Path(spec) / "backbone.json").is_file():
+        if any(option is not None for option in (pooling, size, max_length, dim, preprocessing, tokenizer)):
+            raise InputError(
+                f"Expected no option but `weights` with {str(spec)!r}: a saved backbone has its own pooling and "
+                "preprocessing. Leave the options out, or build it from the original spec."
+            )
         return _saved(Path(spec), weights)
     else:
         family, name, label = _resolve(str(spec))
