@@ -1,0 +1,112 @@
+"""One clean domain and what corruptions make of it: further sources to practise on, and targets."""
+
+import io
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from sourceward.data.dataset import DomainDataset, ImageItem, build
+from sourceward.data.decode import Geometry, decode_image, geometry, resize_arrays
+from sourceward.errors import InputError
+
+CLEAN = "clean"
+
+
+def corrupted_domains(
+    clean: DomainDataset,
+    corruptions: Sequence[str] | None = None,
+    severity: int = 5,
+    *,
+    test: DomainDataset | None = None,
+    practice: Sequence[str] = (),
+    size: int | None = None,
+    seed: int = 0,
+) -> DomainDataset:
+    """The domain "clean", a source for each corruption in `practice`, a target for each in `corruptions`.
+
+    Targets are made from `test`, or else from the validation images of `clean`; an image and its corrupted
+    copies train together or validate together. `corruptions` are the 15 test ones unless given. Arrays are
+    resized to `size` and corrupted now, image files when they are read.
+    """
+    targets, sources = choose_corruptions(corruptions, severity), choose_corruptions(practice, severity)
+    if set(targets) & set(sources):
+        both = ", ".join(sorted(set(targets) & set(sources)))
+        raise InputError(f"Expected `practice` and `corruptions` to share nothing, but both hold {both}.")
+    _, val = clean.train_val_indices(seed=seed)
+    test = clean.select(val) if test is None else test
+    shape = geometry(size or (clean.items.shape[-2:] if isinstance(clean.items, np.ndarray) else 224))
+    parts = [(name, clean) for name in (CLEAN, *sources)] + [(name, test) for name in targets]
+    items = [_corrupt(data, name, severity, shape, seed) for name, data in parts]
+    split = np.full(len(clean), "train", dtype="<U5")
+    split[val] = "val"
+    return build(
+        "image",
+        np.concatenate(items) if isinstance(items[0], np.ndarray) else sum(items, ()),
+        [data.classes[code] for _, data in parts for code in data.labels],
+        [name for name, data in parts for _ in range(len(data))],
+        [f"{name}/{sample}" for name, data in parts for sample in data.ids],
+        classes=clean.classes,
+        domain_names=(CLEAN, *sources, *targets),
+        split=[*split.tolist() * (1 + len(sources)), *["val"] * len(test) * len(targets)],
+        problems=[replace(problem, domain=None) for problem in clean.problems],
+        targets=targets,
+        name=clean.name,
+    )
+
+
+def choose_corruptions(corruptions: Sequence[str] | None, severity: int) -> tuple[str, ...]:
+    """Checked names; the 15 test corruptions for None."""
+    from sourceward.data.corruptions import CORRUPTIONS, TEST_CORRUPTIONS
+
+    if severity not in range(1, 6):
+        raise InputError(f"Expected `severity` to be 1 (mild) to 5 (severe), but got {severity}.")
+    names = TEST_CORRUPTIONS if corruptions is None else tuple(corruptions)
+    for name in names:
+        CORRUPTIONS[name]  # an unknown one is answered with the nearest names
+    return names
+
+
+def _corrupt(data: DomainDataset, name: str, severity: int, shape: Geometry, seed: int) -> Any:
+    """The items of `data` under one corruption."""
+    if isinstance(data.items, np.ndarray):
+        pixels = resize_arrays(data.items, shape).numpy()
+        return pixels if name == CLEAN else _corrupt_arrays(pixels, name, severity, seed)
+    if name == CLEAN:
+        return tuple(data.items)
+    keys = [zlib.crc32(f"{seed}{sample}".encode(errors="surrogateescape")) for sample in data.ids]
+    return tuple(CorruptedImage(item, name, severity, shape, key) for item, key in zip(data.items, keys))
+
+
+def _corrupt_arrays(pixels: np.ndarray, name: str, severity: int, seed: int, chunk: int = 1000) -> np.ndarray:
+    """uint8 (N, 3, H, W) corrupted in batches; seed, name and severity decide the noise."""
+    from sourceward.data.corruptions import corrupt
+
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}{name}{severity}".encode()))
+    parts = torch.from_numpy(np.ascontiguousarray(pixels)).split(chunk)
+    return torch.cat([corrupt(part, name, severity, generator=generator) for part in parts]).numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptedImage:
+    """A clean image that is corrupted each time it is read, always in the same way."""
+
+    clean: ImageItem
+    name: str
+    severity: int
+    shape: Geometry
+    seed: int
+
+    def read(self) -> bytes:
+        pixels = decode_image(self.clean.read(), self.shape)[None]
+        pixels = _corrupt_arrays(pixels, self.name, self.severity, self.seed)[0]
+        stream = io.BytesIO()
+        Image.fromarray(pixels.transpose(1, 2, 0)).save(stream, "bmp")
+        return stream.getvalue()
+
+    def signature(self) -> str:
+        return f"{self.clean.signature()}:{self.name}:{self.severity}:{self.shape}:{self.seed}"

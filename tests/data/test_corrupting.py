@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+
+from sourceward.data import corrupted_domains, load_images, open_dataset
+from sourceward.data.dataset import build
+from sourceward.errors import InputError
+
+
+@pytest.fixture
+def clean():
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 28, 28), dtype=np.uint8)
+    split = ["train"] * 6 + ["val"] * 2
+    return build("image", pixels, list("xyxyxyxy"), ["0"] * 8, [str(n) for n in range(8)], split=split)
+
+
+def test_targets_are_the_validation_images_corrupted(clean):
+    data = corrupted_domains(clean, ["fog", "gaussian_noise"], severity=3, size=32)
+    assert data.domain_names == ("clean", "fog", "gaussian_noise")
+    assert data.targets == ("fog", "gaussian_noise")
+    assert data.counts().sum(axis=1).tolist() == [8, 2, 2]
+    assert data.items.shape == (12, 3, 32, 32)
+    assert not np.array_equal(data.items[8:10], data.items[6:8])
+    again = corrupted_domains(clean, ["fog", "gaussian_noise"], severity=3, size=32)
+    assert data.fingerprint() == again.fingerprint()
+
+
+def test_practice_makes_sources_whose_copies_stay_on_one_side(clean):
+    data = corrupted_domains(clean, ["fog"], test=clean, practice=["saturate", "spatter"], size=32)
+    assert data.without(data.targets).domain_names == ("clean", "saturate", "spatter")
+    assert data.counts().sum(axis=1).tolist() == [8, 8, 8, 8]
+    sides = {(name.split("/")[1], side) for name, side in zip(data.ids, data.split) if "fog" not in name}
+    assert len(sides) == 8
+
+
+def test_files_are_corrupted_as_they_are_read(folder):
+    photos = open_dataset(folder).of_domains("photo")
+    data = corrupted_domains(photos, ["contrast", "shot_noise"], test=photos, size=32)
+    images = load_images(data, 32)
+    assert images.shape == (36, 3, 32, 32)
+    assert np.array_equal(images, load_images(data, 32, cache_dir=""))
+    assert len({image.numpy().tobytes() for image in images}) == 36
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"corruptions": ["frots"]}, "Did you mean 'frost'"),
+        ({"severity": 6}, "`severity` to be 1"),
+        ({"practice": ["fog"]}, "both hold fog"),
+    ],
+)
+def test_wrong_options(clean, options, message):
+    with pytest.raises(InputError, match=message):
+        corrupted_domains(clean, **options)
