@@ -91,8 +91,8 @@ def create_backbone(
     elif (Path(spec) / "backbone.json").is_file():
         if any(option is not None for option in (pooling, size, max_length, dim, preprocessing, tokenizer)):
             raise InputError(
-                f"Expected no option but `weights` with {str(spec)!r}: a saved backbone keeps its pooling and "
-                "preprocessing. Leave the options out, or build it from the original spec."
+                f"Expected no option but `weights` with {str(spec)!r}: a saved backbone keeps its pooling "
+                "and preprocessing. Leave the options out, or build it from the original spec."
             )
         return _saved(Path(spec), weights)
     else:
