@@ -52,10 +52,13 @@ def test_a_large_jpeg_is_close_to_the_slow_way():
     assert np.abs(fast - slow.transpose(2, 0, 1)).mean() < 2
 
 
-def test_arrays_and_files_resize_alike():
+@pytest.mark.parametrize(
+    "shape", [geometry(16), geometry(24, crop_pct=0.8), geometry((24, 10)), geometry((9, 30), "exact")]
+)
+def test_arrays_and_files_resize_alike(shape):
     pixels = np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8)
-    from_file = decode_image(encode(pixels), geometry(16))
-    from_array = resize_arrays(pixels.transpose(2, 0, 1)[None], geometry(16))[0]
+    from_file = decode_image(encode(pixels), shape)
+    from_array = resize_arrays(pixels.transpose(2, 0, 1)[None], shape)[0]
     assert np.abs(from_file.astype(int) - from_array.numpy().astype(int)).max() <= 1
 
 

@@ -80,12 +80,16 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def _scaled(height: int, width: int, shape: Geometry) -> tuple[int, int]:
+    """Height and width before the cut."""
+    if shape.fit == "exact":
+        return shape.height, shape.width
+    scale = max(shape.height / shape.crop_pct / height, shape.width / shape.crop_pct / width)
+    return max(shape.height, round(height * scale)), max(shape.width, round(width * scale))
+
+
 def _fit(image: Image.Image, shape: Geometry) -> np.ndarray:
-    width, height = image.size
-    across, down = shape.width, shape.height
-    if shape.fit == "crop":
-        scale = max(shape.width / shape.crop_pct / width, shape.height / shape.crop_pct / height)
-        across, down = max(shape.width, round(width * scale)), max(shape.height, round(height * scale))
+    down, across = _scaled(image.height, image.width, shape)
     if (across, down) != image.size:
         image = image.resize((across, down), INTERPOLATIONS[shape.interpolation])
     left, top = (across - shape.width) // 2, (down - shape.height) // 2
@@ -222,23 +226,18 @@ def _without_broken(
 
 
 def resize_arrays(pixels: np.ndarray, shape: Geometry, chunk: int = 1024) -> torch.Tensor:
-    """uint8 (N, 1 or 3, h, w) as RGB (N, 3, H, W)."""
+    """uint8 (N, 1 or 3, h, w) as RGB (N, 3, H, W); gray images share their three channels in memory."""
     images = torch.from_numpy(np.ascontiguousarray(pixels))
-    height, width = images.shape[-2:]
-    if (height, width) != (shape.height, shape.width):
-        down, across = shape.height, shape.width
-        if shape.fit == "crop":
-            scale = max(down / shape.crop_pct / height, across / shape.crop_pct / width)
-            down, across = max(down, round(height * scale)), max(across, round(width * scale))
-        top, left = (down - shape.height) // 2, (across - shape.width) // 2
-        pieces = [
-            torch.nn.functional.interpolate(
-                piece.float(), (down, across), mode=shape.interpolation, antialias=True, align_corners=False
-            )[..., top : top + shape.height, left : left + shape.width]
-            .round()
-            .clamp(0, 255)
-            .byte()
-            for piece in images.split(chunk)
-        ]
-        images = torch.cat(pieces) if pieces else images.new_empty((0, 1, shape.height, shape.width))
+    down, across = _scaled(images.shape[-2], images.shape[-1], shape)
+    if (down, across) != images.shape[-2:]:
+        images = torch.cat(
+            [_resize(piece, (down, across), shape.interpolation) for piece in images.split(chunk)]
+        )
+    top, left = (down - shape.height) // 2, (across - shape.width) // 2
+    images = images[..., top : top + shape.height, left : left + shape.width]
     return images.expand(-1, 3, -1, -1)
+
+
+def _resize(images: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
+    values = torch.nn.functional.interpolate(images.float(), size, mode=mode, antialias=True)
+    return values.round().clamp(0, 255).byte()
