@@ -55,6 +55,12 @@ def test_one_source_or_one_class_is_refused(folder, put, tmp_path):
     assert doctor(tmp_path / "single").refusals[0].reason == "There is one class only."
 
 
+def test_nothing_to_select_on_is_refused(put, tmp_path):
+    for name in ("a/x", "a/y", "b/x", "b/y"):
+        put(f"tiny/{name}/1.png")
+    assert doctor(tmp_path / "tiny").refusals[0].reason.startswith("No sample is left to select on")
+
+
 def test_features_that_are_not_finite(tmp_path):
     features = np.random.default_rng(0).normal(size=(8, 2))
     features[3] = np.inf

@@ -198,8 +198,11 @@ def _refusals(
         reason += "; the energy of that source cannot keep this label."
         found.append(Refusal(reason, f"Remove the class, add {_noun(sources)}, or pass --allow-missing."))
     if broken:
-        reason = f"{len(broken):,} files cannot be read, first {broken[0].where!r}."
+        reason = f"{len(broken):,} file{'s' * (len(broken) > 1)} cannot be read, first {broken[0].where!r}."
         found.append(Refusal(reason, "Replace or remove them."))
+    if not len(sources.train_val_indices()[1]):
+        reason = "No sample is left to select on: every class of every source has one at most."
+        found.append(Refusal(reason, f"Add {_noun(sources)}."))
     if any(p.kind == "nonfinite" for p in sources.problems):
         rows = sum(p.kind == "nonfinite" for p in sources.problems)
         found.append(
