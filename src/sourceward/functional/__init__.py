@@ -1,0 +1,51 @@
+"""Pure maths on tensors. Nothing here holds a parameter or a state."""
+
+from sourceward.functional.aggregation import AGGREGATIONS, cosine_to_sources
+from sourceward.functional.centers import class_centers
+from sourceward.functional.energy import (
+    EnergyWeights,
+    Masks,
+    energy,
+    energy_and_grad,
+    latent_bias,
+    swish,
+    swish_grad,
+)
+from sourceward.functional.gaussian import Gaussian, kl_divergence
+from sourceward.functional.losses import Coefficients, Guided, Loss, Positive, eq7, eq10, guided_step
+from sourceward.functional.metrics import (
+    accuracy,
+    brier_score,
+    expected_calibration_error,
+    negative_log_likelihood,
+)
+from sourceward.functional.noise import keyed_normal, keyed_uniform, row_keys
+
+__all__ = [
+    "AGGREGATIONS",
+    "Coefficients",
+    "EnergyWeights",
+    "Gaussian",
+    "Guided",
+    "Loss",
+    "Masks",
+    "Positive",
+    "accuracy",
+    "brier_score",
+    "class_centers",
+    "cosine_to_sources",
+    "energy",
+    "energy_and_grad",
+    "eq7",
+    "eq10",
+    "expected_calibration_error",
+    "guided_step",
+    "keyed_normal",
+    "keyed_uniform",
+    "kl_divergence",
+    "latent_bias",
+    "negative_log_likelihood",
+    "row_keys",
+    "swish",
+    "swish_grad",
+]

@@ -1,0 +1,19 @@
+"""Modules with parameters. Their maths lives in `functional`."""
+
+from sourceward.nn.energy import StackedEnergy
+from sourceward.nn.heads import HEADS, ConcatHead, Head, LinearHead, PrototypeHead
+from sourceward.nn.latent import LatentNet
+from sourceward.nn.network import Network
+from sourceward.nn.replay import ReplayBuffer
+
+__all__ = [
+    "HEADS",
+    "ConcatHead",
+    "Head",
+    "LatentNet",
+    "LinearHead",
+    "Network",
+    "PrototypeHead",
+    "ReplayBuffer",
+    "StackedEnergy",
+]

@@ -1,0 +1,24 @@
+"""Samplers: one step each, as pure functions, and a runner that loops them."""
+
+from sourceward.samplers.accept import ACCEPT_RULES
+from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target
+from sourceward.samplers.langevin import langevin, textbook
+from sourceward.samplers.nesterov import nesterov
+from sourceward.samplers.run import Chain, generator_noise, keyed_noise, run
+
+__all__ = [
+    "ACCEPT_RULES",
+    "SAMPLERS",
+    "Chain",
+    "Info",
+    "Noise",
+    "State",
+    "StepSettings",
+    "Target",
+    "generator_noise",
+    "keyed_noise",
+    "langevin",
+    "nesterov",
+    "run",
+    "textbook",
+]

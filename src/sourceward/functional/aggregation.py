@@ -1,0 +1,57 @@
+"""From one answer per source to one answer: the four aggregations of the paper.
+
+Each takes per-source probabilities (sources, batch, classes) and the cosine similarity of the sample to
+each source (sources, batch), and returns (batch, classes).
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sourceward._registry import Registry
+
+
+class Aggregation(Protocol):
+    def __call__(self, probability: Tensor, similarity: Tensor) -> Tensor: ...
+
+
+AGGREGATIONS: Registry[Aggregation] = Registry("aggregation")
+
+
+@AGGREGATIONS.register("mean")
+def mean(probability: Tensor, similarity: Tensor) -> Tensor:
+    """Every source votes with the same weight: the paper's ensemble, and the default."""
+    return probability.mean(0)
+
+
+@AGGREGATIONS.register("closest")
+def closest(probability: Tensor, similarity: Tensor) -> Tensor:
+    """The source whose centre is nearest by cosine decides alone."""
+    return _take(probability, similarity.argmax(0))
+
+
+@AGGREGATIONS.register("cosine")
+def cosine(probability: Tensor, similarity: Tensor) -> Tensor:
+    """Sources vote with weights proportional to 1 + cosine, which is never negative."""
+    weight = 1 + similarity
+    weight = weight / weight.sum(0, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
+    return (weight.unsqueeze(-1) * probability).sum(0)
+
+
+@AGGREGATIONS.register("confident")
+def confident(probability: Tensor, similarity: Tensor) -> Tensor:
+    """The source with the largest top probability decides alone."""
+    return _take(probability, probability.amax(-1).argmax(0))
+
+
+def cosine_to_sources(feature: Tensor, source_center: Tensor) -> Tensor:
+    """Cosine of each sample to each source's mean feature: (batch, dim), (sources, dim) -> (sources, batch)."""
+    return torch.nn.functional.cosine_similarity(
+        feature.unsqueeze(0), source_center.unsqueeze(1), dim=-1
+    )
+
+
+def _take(probability: Tensor, source: Tensor) -> Tensor:
+    """Row b of source `source[b]`."""
+    return probability[source, torch.arange(len(source), device=source.device)]

@@ -1,0 +1,44 @@
+"""Diagonal Gaussians: the latent's prior p(z|x) and posterior q(z|d_x)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Gaussian(NamedTuple):
+    """Mean and standard deviation of independent normals, same shape."""
+
+    mean: Tensor
+    std: Tensor
+
+    def detach(self) -> "Gaussian":
+        return Gaussian(self.mean.detach(), self.std.detach())
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """One reparametrised draw: mean + std * eps."""
+        eps = torch.randn(
+            self.mean.shape, generator=generator, dtype=self.mean.dtype, device=self.mean.device
+        )
+        return self.mean + self.std * eps
+
+    def gather(self, label: Tensor) -> "Gaussian":
+        """Row `label[s, b]` of each source's class Gaussians: (sources, classes, dim) -> (sources, batch, dim)."""
+        index = label.unsqueeze(-1).expand(*label.shape, self.mean.shape[-1])
+        return Gaussian(self.mean.gather(1, index), self.std.gather(1, index))
+
+
+def kl_divergence(q: Gaussian, p: Gaussian) -> Tensor:
+    """KL(q || p), summed over the last axis.
+
+    .. math:: \\sum_j \\log\\frac{\\sigma_p}{\\sigma_q}
+              + \\frac{\\sigma_q^2 + (\\mu_q - \\mu_p)^2}{2\\sigma_p^2} - \\frac12
+
+    Example:
+        >>> one = torch.ones(1)
+        >>> kl_divergence(Gaussian(one, one), Gaussian(0 * one, one))
+        tensor(0.5000)
+    """
+    ratio = q.std / p.std
+    shift = (q.mean - p.mean) / p.std
+    return (0.5 * (ratio.square() + shift.square() - 1) - ratio.log()).sum(-1)

@@ -1,0 +1,103 @@
+"""`StackedEnergy`: one energy per source, all held in one set of batched weights."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from sourceward.functional import EnergyWeights, Masks
+
+
+class StackedEnergy(nn.Module):
+    """E^i(x|z) for every source i: [x, z] -> hidden -> narrow -> 1, swish, spectral norm on all weights.
+
+    The module holds parameters; the maths is `functional.energy`, fed by `weights()`.
+
+    Args:
+        sources: number of sources.
+        dim: width of feature and latent.
+        hidden: width of the first layer; `dim` as in the paper when None.
+        narrow: width of the second layer.
+        latent: condition on z, or E(x) alone.
+        dropout: after each of the two hidden layers, in training.
+        spectral_norm: divide each weight by its largest singular value.
+
+    Example:
+        >>> StackedEnergy(sources=3, dim=8).weights().feature.shape
+        torch.Size([3, 8, 8])
+    """
+
+    def __init__(
+        self,
+        sources: int,
+        dim: int,
+        hidden: int | None = None,
+        narrow: int = 128,
+        latent: bool = True,
+        dropout: float = 0.2,
+        spectral_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        hidden = hidden or dim
+        self.dim, self.latent, self.dropout, self.spectral_norm = dim, latent, dropout, spectral_norm
+        widths = [(hidden, 2 * dim if latent else dim), (narrow, hidden), (1, narrow)]
+        self.matrices = nn.ParameterList(torch.empty(sources, *shape) for shape in widths)
+        self.biases = nn.ParameterList(torch.empty(sources, out) for out, _ in widths)
+        for layer, (out, inner) in enumerate(widths):
+            self.register_buffer(f"left{layer}", torch.empty(sources, out))
+            self.register_buffer(f"right{layer}", torch.empty(sources, inner))
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Uniform in +-1/sqrt(inputs), as `nn.Linear`; random singular vectors, refined by 15 iterations."""
+        for layer, (matrix, bias) in enumerate(zip(self.matrices, self.biases)):
+            bound = 1 / math.sqrt(matrix.shape[-1])
+            nn.init.uniform_(matrix, -bound, bound, generator=generator)
+            nn.init.uniform_(bias, -bound, bound, generator=generator)
+            for side in ("left", "right"):
+                vector = getattr(self, f"{side}{layer}")
+                vector.copy_(nn.functional.normalize(torch.randn(vector.shape, generator=generator), dim=-1))
+        for _ in range(15):
+            self.power_iteration()
+
+    @torch.no_grad()
+    def power_iteration(self) -> None:
+        """One refinement of the singular vectors; called once per training iteration."""
+        for layer, matrix in enumerate(self.matrices):
+            left, right = getattr(self, f"left{layer}"), getattr(self, f"right{layer}")
+            right.copy_(nn.functional.normalize((matrix.mT @ left.unsqueeze(-1)).squeeze(-1), dim=-1))
+            left.copy_(nn.functional.normalize((matrix @ right.unsqueeze(-1)).squeeze(-1), dim=-1))
+
+    def weights(self) -> EnergyWeights:
+        """The weights that `functional.energy` takes, spectral norm folded in, differentiable."""
+        first, narrow, out = (self._normalised(layer) for layer in range(3))
+        return EnergyWeights(
+            first[..., : self.dim],
+            first[..., self.dim :] if self.latent else None,
+            self.biases[0],
+            narrow,
+            self.biases[1],
+            out.squeeze(1),
+            self.biases[2].squeeze(-1),
+        )
+
+    def masks(self, batch: int, generator: torch.Generator | None) -> Masks | None:
+        """Dropout masks for a batch, or None when there is no dropout."""
+        if not self.dropout:
+            return None
+        keep = 1 - self.dropout
+
+        def mask(matrix: Tensor) -> Tensor:
+            shape = (matrix.shape[0], batch, matrix.shape[1])
+            kept = torch.rand(shape, generator=generator, device=matrix.device) < keep
+            return kept.to(matrix.dtype) / keep
+
+        return Masks(mask(self.matrices[0]), mask(self.matrices[1]))
+
+    def _normalised(self, layer: int) -> Tensor:
+        matrix = self.matrices[layer]
+        if not self.spectral_norm:
+            return matrix
+        left, right = getattr(self, f"left{layer}"), getattr(self, f"right{layer}")
+        sigma = torch.einsum("so,soi,si->s", left, matrix, right)
+        return matrix / sigma.reshape(-1, 1, 1)

@@ -1,0 +1,74 @@
+"""Classifier heads p(y|z,x): how a feature and the latents meet.
+
+Every head maps (feature, latent, class_latent) to logits (sources, batch, classes). `latent` is the
+sample's z, (sources, batch, dim); `class_latent` is a draw of q(z|d_c) for each class centre of each
+source, (sources, classes, dim). A head uses what it needs.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from sourceward._registry import Registry
+from sourceward.functional import swish
+
+
+class Head(nn.Module):
+    """The contract of a head."""
+
+    uses_latent: bool = True
+    """Whether there is a latent network at all; without it the energy is E(x) and the loss is eq. 7."""
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__()
+        self.dim, self.classes = dim, classes
+
+    def forward(self, feature: Tensor, latent: Tensor | None, class_latent: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+HEADS: Registry[type[Head]] = Registry("head")
+
+
+@HEADS.register("prototype")
+class PrototypeHead(Head):
+    """The posteriors of the class centres are the weights: logits = x . z_c / sqrt(dim).
+
+    The division is what makes it train: without it a draw's noise moves a logit by several units and the
+    cheapest way to lower the loss is x -> 0.
+    """
+
+    def forward(self, feature: Tensor, latent: Tensor | None, class_latent: Tensor | None) -> Tensor:
+        if class_latent is None:
+            raise ValueError("Expected `class_latent` for the prototype head, but got None.")
+        return feature @ class_latent.mT / math.sqrt(self.dim)
+
+
+@HEADS.register("concat")
+class ConcatHead(Head):
+    """[x, z] through one hidden layer."""
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__(dim, classes)
+        self.hidden = nn.Linear(2 * dim, dim)
+        self.out = nn.Linear(dim, classes)
+
+    def forward(self, feature: Tensor, latent: Tensor | None, class_latent: Tensor | None) -> Tensor:
+        if latent is None:
+            raise ValueError("Expected `latent` for the concat head, but got None.")
+        return self.out(swish(self.hidden(torch.cat([feature, latent], dim=-1))))
+
+
+@HEADS.register("linear")
+class LinearHead(Head):
+    """The feature alone: the paper's ablation without latent (eq. 7)."""
+
+    uses_latent = False
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__(dim, classes)
+        self.out = nn.Linear(dim, classes)
+
+    def forward(self, feature: Tensor, latent: Tensor | None, class_latent: Tensor | None) -> Tensor:
+        return self.out(feature)

@@ -1,0 +1,82 @@
+"""`Network`: everything that is learned, in one module."""
+
+import torch
+from torch import Tensor, nn
+
+from sourceward.functional import EnergyWeights, Gaussian, class_centers
+from sourceward.nn.energy import StackedEnergy
+from sourceward.nn.heads import HEADS, Head
+from sourceward.nn.latent import LatentNet
+
+
+class Network(nn.Module):
+    """Backbone psi, latent network phi, head, energies theta and the class centres of each source.
+
+    Args:
+        sources, classes, dim: sizes.
+        head: a name in `HEADS`.
+        backbone: any module from inputs to (batch, dim); None when inputs are features already.
+        hidden: width of the energy's first layer, `dim` when None.
+        dropout: of the energy.
+    """
+
+    scale: Tensor
+    centers: Tensor
+    latent: LatentNet | None
+
+    def __init__(
+        self,
+        sources: int,
+        classes: int,
+        dim: int,
+        head: str = "prototype",
+        backbone: nn.Module | None = None,
+        hidden: int | None = None,
+        dropout: float = 0.2,
+    ) -> None:
+        super().__init__()
+        self.sources, self.classes, self.dim = sources, classes, dim
+        self.backbone = backbone
+        self.head: Head = HEADS[head](dim, classes)
+        self.latent = LatentNet(dim) if self.head.uses_latent else None
+        self.energy = StackedEnergy(sources, dim, hidden, latent=self.head.uses_latent, dropout=dropout)
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("centers", torch.zeros(sources, classes, dim))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Inputs (batch, ...) to features of norm about sqrt(dim): (batch, dim)."""
+        raw = inputs if self.backbone is None else self.backbone(inputs)
+        return raw * self.scale
+
+    @torch.no_grad()
+    def fit_scale(self, raw: Tensor) -> None:
+        """Set the one number that brings the mean norm of source features to sqrt(dim).
+
+        One step size then serves every backbone.
+        """
+        norm = raw.norm(dim=-1).mean()
+        self.scale.copy_(self.dim**0.5 / norm)
+
+    @torch.no_grad()
+    def fit_centers(self, source: int, feature: Tensor, label: Tensor) -> Tensor:
+        """Store the class centres of one source from (batch, dim) features; returns counts per class."""
+        centers, count = class_centers(feature.unsqueeze(0), label.unsqueeze(0), self.classes)
+        present = (count[0] > 0).unsqueeze(-1)
+        self.centers[source] = torch.where(present, centers[0].to(self.centers.dtype), self.centers[source])
+        return count[0]
+
+    def batch_centers(self, feature: Tensor, label: Tensor) -> Tensor:
+        """Class centres of the current batch; the stored centre where a class is missing from it."""
+        centers, count = class_centers(feature, label, self.classes)
+        return torch.where((count > 0).unsqueeze(-1), centers, self.centers)
+
+    def prior(self, feature: Tensor) -> Gaussian | None:
+        """p(z|x)."""
+        return None if self.latent is None else self.latent(feature)
+
+    def posterior(self, centers: Tensor) -> Gaussian | None:
+        """q(z|d): the same network, fed class centres."""
+        return None if self.latent is None else self.latent(centers)
+
+    def energy_weights(self) -> EnergyWeights:
+        return self.energy.weights()

@@ -1,0 +1,83 @@
+"""What every sampler shares: the energy it walks on, its state, what it reports, its settings.
+
+A sampler is a pure function `step(state, target, noise, settings) -> (state, info)`. Tensors are
+(sources, batch, dim) and (sources, batch): every source has its own chain, all step together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from sourceward._registry import Registry
+from sourceward.errors import InputError
+
+
+class Target(NamedTuple):
+    """An energy with its gradient, both functions of a feature (sources, batch, dim)."""
+
+    energy: Callable[[Tensor], Tensor]
+    energy_and_grad: Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class Noise(NamedTuple):
+    """The randomness of one step: standard normals like the feature, uniforms like the energy."""
+
+    normal: Tensor
+    uniform: Tensor
+
+
+class State(NamedTuple):
+    """Where each chain is, and what the next step would otherwise compute again."""
+
+    feature: Tensor
+    energy: Tensor
+    grad: Tensor
+    momentum: Tensor
+
+
+class Info(NamedTuple):
+    """What a person who diagnoses a run wants to see of one step."""
+
+    origin: Tensor
+    """The point at which the gradient was taken: the start of the guided step of eq. 10."""
+    proposed_energy: Tensor
+    accepted: Tensor
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """Settings of one step. Defaults: the paper's for PACS.
+
+    Args:
+        step_size: what multiplies the gradient (lambda in the textbook form, which halves it).
+        noise_std: standard deviation of the noise; the textbook form uses sqrt(step_size) instead.
+        clip: bound on each element of the gradient.
+        accept: name of the accept rule.
+        momentum: of the Nesterov sampler.
+    """
+
+    step_size: float = 50.0
+    noise_std: float = 0.001
+    clip: float = 0.01
+    accept: str = "energy_not_higher"
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in ("step_size", "noise_std"):
+            if getattr(self, name) < 0:
+                raise InputError(f"Expected `{name}` to be 0 or more, but got {getattr(self, name)}.")
+        if self.clip <= 0:
+            raise InputError(f"Expected `clip` to be larger than 0, but got {self.clip}.")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"Expected `momentum` to be in [0, 1), but got {self.momentum}.")
+
+
+class Step(Protocol):
+    def __call__(
+        self, state: State, target: Target, noise: Noise, settings: StepSettings
+    ) -> tuple[State, Info]: ...
+
+
+SAMPLERS: Registry[Step] = Registry("sampler")
