@@ -1,0 +1,377 @@
+"""Eq. 7 and eq. 10 against a slow, literal reading of the paper, and by hand.
+
+The literal version below goes sample by sample. It differentiates the energy with autograd, keeps the graph,
+takes the step, and backpropagates through it a second time. A stop-gradient is a frozen copy of a module.
+"""
+
+import copy
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal
+from torch.distributions import kl_divergence as reference_kl
+from torch.func import functional_call
+
+from sourceward.functional import (
+    Coefficients,
+    EnergyWeights,
+    Gaussian,
+    Guided,
+    Loss,
+    Positive,
+    energy,
+    energy_and_grad,
+    eq7,
+    eq10,
+    guided_step,
+    latent_bias,
+)
+from sourceward.nn import HEADS, LatentNet, StackedEnergy
+from tests.helpers import make_generator, random_weights
+
+SOURCES, BATCH, NEGATIVES, DIM, CLASSES = 2, 3, 4, 5, 3
+STEP_SIZE = 3.0
+
+both = pytest.mark.parametrize("c", [Coefficients(), Coefficients.paper()], ids=["released", "paper"])
+heads = pytest.mark.parametrize("head", list(HEADS))
+
+
+@dataclass
+class Parts:
+    """The learned parts and one batch, all in float64. `latent` is None for a head without one (eq. 7)."""
+
+    theta: StackedEnergy
+    latent: LatentNet | None
+    head: nn.Module
+    feature: Tensor
+    label: Tensor
+    centers: Tensor
+    start: Tensor
+    start_label: Tensor
+    end: Tensor
+    """Chain ends: the negatives of the contrast."""
+    eps: dict[str, Tensor]
+    """Draws: `class` for z_c, `positive` for z of a positive, `chain` for z of a chain."""
+
+    def parameters(self) -> dict[str, Tensor]:
+        modules = {"theta": self.theta, "latent": self.latent, "head": self.head}
+        named = {
+            f"{part}.{name}": p
+            for part, module in modules.items()
+            if module is not None
+            for name, p in module.named_parameters()
+        }
+        return named | {"feature": self.feature}
+
+    def gradients(self, loss: Tensor) -> dict[str, Tensor]:
+        named = self.parameters()
+        grads = torch.autograd.grad(loss, list(named.values()), retain_graph=True, allow_unused=True)
+        return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), grads)}
+
+
+def make_parts(head: str, seed: int = 0) -> Parts:
+    generator = make_generator(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    torch.manual_seed(seed)
+    classifier = HEADS[head](DIM, CLASSES).double()
+    theta = StackedEnergy(SOURCES, DIM, hidden=6, narrow=4, latent=classifier.uses_latent).double()
+    label = torch.randint(CLASSES, (SOURCES, BATCH), generator=generator)
+    start = normal(SOURCES, NEGATIVES, DIM)
+    return Parts(
+        theta,
+        LatentNet(DIM).double() if classifier.uses_latent else None,
+        classifier,
+        normal(SOURCES, BATCH, DIM).requires_grad_(),
+        label,
+        normal(SOURCES, CLASSES, DIM),
+        start,
+        torch.randint(CLASSES, (SOURCES, NEGATIVES), generator=generator),
+        start + 0.3 * normal(SOURCES, NEGATIVES, DIM),
+        {
+            "class": normal(SOURCES, CLASSES, DIM),
+            "positive": normal(SOURCES, BATCH, DIM),
+            "chain": normal(SOURCES, NEGATIVES, DIM),
+        },
+    )
+
+
+def middle_clip(p: Parts) -> float:
+    """A clip that binds for half of the elements, so that both branches are tested."""
+    weights = p.theta.weights().detach()
+    z = None if p.latent is None else draw(p.latent(p.start), p.eps["chain"]).detach()
+    size = energy_and_grad(weights, p.start, latent_bias(weights, z))[1].abs().flatten().sort().values
+    return (size[len(size) // 2 - 1] + size[len(size) // 2]).item() / 2
+
+
+def draw(gaussian: Gaussian, eps: Tensor) -> Tensor:
+    return gaussian.mean + gaussian.std * eps
+
+
+# The library's way: stacked, closed form, one backward.
+
+
+def fast(p: Parts, c: Coefficients, clip: float, guide_weights: EnergyWeights | None = None) -> Loss:
+    weights = p.theta.weights()
+    frozen = weights.detach()
+    prior = posterior = class_posterior = class_latent = z_positive = z_energy = z = None
+    if p.latent is not None:
+        prior = p.latent(p.feature)
+        class_posterior = p.latent(p.centers)
+        posterior = class_posterior.gather(p.label)
+        class_latent = draw(class_posterior, p.eps["class"])
+        z_positive = draw(posterior, p.eps["positive"])
+        z_energy = draw(prior, p.eps["positive"]).detach()
+        z = draw(p.latent(p.start), p.eps["chain"]).detach()
+
+    bias = latent_bias(weights, z)
+    step_weights = weights if guide_weights is None else guide_weights
+    moved = guided_step(step_weights, p.start, latent_bias(step_weights, z), STEP_SIZE, clip)
+    head = {name: w.detach() for name, w in p.head.named_parameters()}
+    frozen_class_latent = None if class_latent is None else class_latent.detach()
+    guided = Guided(
+        energy(frozen, moved, bias.detach()),
+        functional_call(p.head, head, (moved, z, frozen_class_latent)),
+        p.start_label,
+    )
+    if p.latent is not None:
+        latent = {name: w.detach() for name, w in p.latent.named_parameters()}
+        guided = guided._replace(
+            posterior=class_posterior.gather(p.start_label).detach(),
+            prior=functional_call(p.latent, latent, (moved,)),
+        )
+    positive = Positive(
+        p.head(p.feature, z_positive, class_latent),
+        p.label,
+        energy(weights, p.feature.detach(), latent_bias(weights, z_energy)),
+        posterior,
+        prior,
+    )
+    negative = energy(weights, p.end, bias)
+    return (eq7 if p.latent is None else eq10)(positive, negative, guided, c)
+
+
+# The paper's way: one sample after the other, double backward.
+
+
+def literal_energy(theta: StackedEnergy, source: int, x: Tensor, z: Tensor | None) -> Tensor:
+    h = x if z is None else torch.cat([x, z])
+    for layer, (matrix, bias) in enumerate(zip(theta.matrices, theta.biases)):
+        left, right = getattr(theta, f"left{layer}")[source], getattr(theta, f"right{layer}")[source]
+        sigma = left @ matrix[source] @ right
+        h = (matrix[source] / sigma) @ h + bias[source]
+        if layer < 2:
+            h = h * torch.sigmoid(h)
+    return torch.sigmoid(h[0])
+
+
+def literal_kl(q: Gaussian, p: Gaussian) -> Tensor:
+    return reference_kl(Independent(Normal(*q), 1), Independent(Normal(*p), 1))
+
+
+def literal_logits(head: nn.Module, x: Tensor, z: Tensor | None, classes: Tensor | None) -> Tensor:
+    z = None if z is None else z.reshape(1, 1, -1)
+    return head(x.reshape(1, 1, -1), z, None if classes is None else classes.unsqueeze(0))[0, 0]
+
+
+def frozen_copy(module: nn.Module) -> nn.Module:
+    return copy.deepcopy(module).requires_grad_(False)
+
+
+def literal(p: Parts, c: Coefficients, clip: float) -> dict[str, Tensor]:
+    sg_theta, sg_head = frozen_copy(p.theta), frozen_copy(p.head)
+    sg_latent = None if p.latent is None else frozen_copy(p.latent)
+    classify, kl, contrast, guide = [], [], [], []
+    for i in range(SOURCES):
+        class_z = sg_class_z = None
+        if p.latent is not None:
+            # One z_c for each class centre: the weights of the prototype head.
+            class_z = draw(p.latent(p.centers[i]), p.eps["class"][i])
+            sg_class_z = draw(sg_latent(p.centers[i]), p.eps["class"][i])
+
+        for b in range(BATCH):
+            x, y = p.feature[i, b], p.label[i, b]
+            z = constant_z = None
+            if p.latent is not None:
+                q = p.latent(p.centers[i, y])
+                z = draw(q, p.eps["positive"][i, b])
+                constant_z = draw(sg_latent(x), p.eps["positive"][i, b]).detach()
+                kl.append(literal_kl(q, p.latent(x)) / (SOURCES * BATCH))
+            log_p = literal_logits(p.head, x, z, class_z).log_softmax(-1)[y]
+            classify.append(-log_p / (SOURCES * BATCH))
+            contrast.append(literal_energy(p.theta, i, x.detach(), constant_z) / (SOURCES * BATCH))
+
+        for b in range(NEGATIVES):
+            y, z = p.start_label[i, b], None
+            if p.latent is not None:
+                z = draw(sg_latent(p.start[i, b]), p.eps["chain"][i, b])
+            contrast.append(-literal_energy(p.theta, i, p.end[i, b], z) / (SOURCES * NEGATIVES))
+
+            # x is a function of theta: the step's own gradient keeps its graph.
+            x = p.start[i, b].clone().requires_grad_()
+            (grad,) = torch.autograd.grad(literal_energy(p.theta, i, x, z), x, create_graph=True)
+            x = x.detach() - STEP_SIZE * grad.clamp(-clip, clip)
+            line = c.guide_energy * literal_energy(sg_theta, i, x, z)
+            line = line - c.guide_label * literal_logits(sg_head, x, z, sg_class_z).log_softmax(-1)[y]
+            if p.latent is not None:
+                line = line - c.guide_kl * literal_kl(sg_latent(p.centers[i, y]), sg_latent(x))
+            guide.append(line / (SOURCES * NEGATIVES))
+    lines = {"classify": sum(classify), "contrast": sum(contrast), "guide": sum(guide)}
+    lines["kl"] = sum(kl) if kl else torch.zeros((), dtype=torch.float64)
+    total = c.classify * lines["classify"] + c.kl * lines["kl"] + c.contrast * lines["contrast"]
+    return lines | {"total": total + lines["guide"]}
+
+
+@both
+@heads
+@pytest.mark.parametrize("seed", [0, 1])
+def test_values_and_gradients_equal_the_literal_reading(head, c, seed):
+    p = make_parts(head, seed)
+    clip = middle_clip(p)
+    found, expected = fast(p, c, clip), literal(p, c, clip)
+    for name, value in expected.items():
+        torch.testing.assert_close(getattr(found, name), value, rtol=1e-10, atol=1e-12)
+
+    found_grads, expected_grads = p.gradients(found.total), p.gradients(expected["total"])
+    assert len(expected_grads) == len(p.parameters())
+    for name, grad in expected_grads.items():
+        assert grad.abs().max() > 0, f"{name} is not reached: the comparison would be empty"
+        torch.testing.assert_close(
+            found_grads[name], grad, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@both
+@heads
+def test_guide_gradient_alone_equals_double_backward(head, c):
+    p = make_parts(head)
+    clip = middle_clip(p)
+    found = p.gradients(fast(p, c, clip).guide)
+    for name, grad in p.gradients(literal(p, c, clip)["guide"]).items():
+        torch.testing.assert_close(found[name], grad, rtol=1e-9, atol=1e-12)
+
+
+@both
+@heads
+def test_guide_reaches_theta_through_the_sample_and_nothing_else(head, c):
+    p = make_parts(head)
+    clip = middle_clip(p)
+    grads = p.gradients(fast(p, c, clip).guide)
+    for name, grad in grads.items():
+        if not name.startswith("theta"):
+            assert (grad == 0).all(), name
+    # The last bias shifts the score of every x alike, but E(1 - E) depends on it: all of theta is reached.
+    assert all(grads[n].abs().max() > 0 for n in grads if n.startswith("theta"))
+
+    # With the weights of the step held constant x is a constant, and nothing is left to learn from.
+    constant = fast(p, c, clip, guide_weights=p.theta.weights().detach()).guide
+    assert not constant.requires_grad
+    torch.testing.assert_close(constant, fast(p, c, clip).guide.detach())
+
+
+def test_clipped_elements_carry_no_gradient():
+    weights = EnergyWeights(*(w.requires_grad_() for w in random_weights(1, 4)))
+    feature = torch.randn(1, 3, 4, generator=make_generator(), dtype=torch.float64)
+    bias = latent_bias(weights, torch.zeros_like(feature))
+    grad = energy_and_grad(weights, feature, bias)[1]
+    tiny = 0.5 * grad.abs().min().item()
+    moved = guided_step(weights, feature, bias, 2.0, tiny)
+    torch.testing.assert_close(moved, feature - 2.0 * tiny * grad.sign())
+    grads = torch.autograd.grad(moved.square().sum(), weights, allow_unused=True)
+    assert all(g is None or (g == 0).all() for g in grads)
+
+
+def test_guided_step_by_hand():
+    # One unit per layer, weights 1, biases 0, x = 0: dE/dx = 1/16 (see test_energy).
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    weights = EnergyWeights(one, None, zero, one, zero, one[0], zero[0])
+    bias, x = latent_bias(weights, None), torch.zeros_like(one)
+    assert guided_step(weights, x, bias, 8.0, 1.0).item() == -0.5  # 0 - 8 / 16
+    assert guided_step(weights, x, bias, 8.0, 0.01).item() == pytest.approx(-0.08)  # 0 - 8 * 0.01
+
+
+def two_points() -> tuple[Positive, Tensor, Guided]:
+    """One source, two points, two classes."""
+    log3 = math.log(3)
+    zero, one = torch.zeros(1, 2, 1).double(), torch.ones(1, 2, 1).double()
+    positive = Positive(
+        logits=torch.tensor([[[0.0, 0.0], [log3, 0.0]]], dtype=torch.float64),
+        label=torch.tensor([[0, 0]]),
+        energy=torch.tensor([[0.2, 0.4]], dtype=torch.float64),
+        posterior=Gaussian(torch.tensor([[[1.0], [0.0]]]).double(), torch.tensor([[[1.0], [2.0]]]).double()),
+        prior=Gaussian(zero, one),
+    )
+    guided = Guided(
+        energy=torch.tensor([[0.1, 0.2]], dtype=torch.float64),
+        logits=torch.tensor([[[0.0, log3], [0.0, log3]]], dtype=torch.float64),
+        label=torch.tensor([[1, 0]]),
+        posterior=Gaussian(zero + 2, one),
+        prior=Gaussian(zero, one),
+    )
+    return positive, torch.tensor([[0.5, 0.9]], dtype=torch.float64), guided
+
+
+# classify: p(y) is 1/2 and 3/4, so (ln 2 + ln 4/3) / 2 = ln(8/3) / 2.
+CLASSIFY = math.log(8 / 3) / 2
+# kl: N(1, 1) from N(0, 1) is 1/2; N(0, 2) from N(0, 1) is (4 - 1)/2 - ln 2. Their mean is 1 - ln(2)/2.
+KL = 1 - math.log(2) / 2
+# contrast: (0.2 + 0.4)/2 - (0.5 + 0.9)/2.
+CONTRAST = 0.3 - 0.7
+# guide: energy (0.1 + 0.2)/2; p(y) is 3/4 and 1/4, so (ln 4/3 + ln 4) / 2 = ln(16/3) / 2; KL of N(2, 1) is 2.
+GUIDE_ENERGY, GUIDE_LABEL, GUIDE_KL = 0.15, math.log(16 / 3) / 2, 2.0
+
+
+def as_floats(loss: Loss) -> list[float]:
+    return [term.item() for term in loss]
+
+
+def test_eq7_on_two_points_by_hand():
+    guide = GUIDE_ENERGY + GUIDE_LABEL
+    total = CLASSIFY + CONTRAST + guide
+    expected = pytest.approx([total, CLASSIFY, 0.0, CONTRAST, guide], abs=1e-12)
+    assert as_floats(eq7(*two_points(), Coefficients())) == expected
+    assert as_floats(eq7(*two_points(), Coefficients.paper())) == expected
+
+
+def test_eq10_on_two_points_by_hand():
+    guide = GUIDE_ENERGY + GUIDE_LABEL
+    total = CLASSIFY + 0.1 * KL + CONTRAST + guide
+    found = as_floats(eq10(*two_points(), Coefficients()))
+    assert found == pytest.approx([total, CLASSIFY, KL, CONTRAST, guide], abs=1e-12)
+
+    guide = GUIDE_ENERGY + GUIDE_LABEL - GUIDE_KL
+    total = CLASSIFY + KL + CONTRAST + guide
+    found = as_floats(eq10(*two_points(), Coefficients.paper()))
+    assert found == pytest.approx([total, CLASSIFY, KL, CONTRAST, guide], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "term"),
+    [
+        ("classify", CLASSIFY),
+        ("kl", KL),
+        ("contrast", CONTRAST),
+        ("guide_energy", GUIDE_ENERGY),
+        ("guide_label", GUIDE_LABEL),
+        ("guide_kl", -GUIDE_KL),
+    ],
+)
+def test_each_coefficient_weighs_its_own_term(name, term):
+    none = Coefficients(0, 0, 0, 0, 0, 0)
+    assert eq10(*two_points(), none).total.item() == 0
+    assert eq10(*two_points(), replace(none, **{name: 3.0})).total.item() == pytest.approx(3 * term)
+
+
+def test_eq10_without_gaussians_is_an_error():
+    positive, negative, guided = two_points()
+    with pytest.raises(ValueError, match=r"of the positives for eq\. 10"):
+        eq10(positive._replace(prior=None), negative, guided, Coefficients())
+    with pytest.raises(ValueError, match="when `guide_kl` is not 0"):
+        eq10(positive, negative, guided._replace(prior=None), Coefficients.paper())
+    eq10(positive, negative, guided._replace(prior=None), Coefficients())

@@ -1,0 +1,51 @@
+"""Small random parts that several tests need."""
+
+import torch
+from torch import Tensor
+
+from sourceward.functional import EnergyWeights, energy, energy_and_grad, latent_bias
+from sourceward.samplers import Target
+
+
+def make_generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_weights(
+    sources: int,
+    dim: int,
+    hidden: int = 6,
+    narrow: int = 5,
+    latent: bool = True,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> EnergyWeights:
+    """Weights of order one, so that no layer saturates and no gradient vanishes."""
+    generator = make_generator(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return scale * torch.randn(shape, generator=generator, dtype=dtype)
+
+    return EnergyWeights(
+        feature=normal(sources, hidden, dim, scale=dim**-0.5),
+        latent=normal(sources, hidden, dim, scale=dim**-0.5) if latent else None,
+        hidden_bias=normal(sources, hidden),
+        narrow=normal(sources, narrow, hidden, scale=hidden**-0.5),
+        narrow_bias=normal(sources, narrow),
+        out=normal(sources, narrow),
+        out_bias=normal(sources),
+    )
+
+
+def target_of(weights: EnergyWeights, latent: Tensor | None) -> Target:
+    """What a sampler walks on: the stacked energy with its latent fixed."""
+    bias = latent_bias(weights, latent)
+    return Target(lambda x: energy(weights, x, bias), lambda x: energy_and_grad(weights, x, bias))
+
+
+def quadratic(curvature: Tensor) -> Target:
+    """E = sum of curvature * x^2 / 2, whose exp(-E) is a Gaussian of variance 1 / curvature."""
+    return Target(
+        lambda x: 0.5 * (curvature * x.square()).sum(-1),
+        lambda x: (0.5 * (curvature * x.square()).sum(-1), curvature * x),
+    )
