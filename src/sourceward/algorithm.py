@@ -2,20 +2,19 @@
 
 Xiao, Zhen, Liao & Snoek, "Energy-Based Test Sample Adaptation for Domain Generalization", ICLR 2023.
 x is a feature, z its latent, d a class centre, E^i the energy of source i. Sources are the leading axis of
-every tensor, so one call serves all of them.
+every tensor, so one call serves all of them. The equations themselves are in `functional.losses` (7, 10)
+and `samplers.langevin` (2).
 """
 
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
-from sourceward.errors import InputError
 from sourceward.functional import (
     AGGREGATIONS,
-    Coefficients,
+    EnergyWeights,
     Gaussian,
     Guided,
     Loss,
@@ -30,50 +29,21 @@ from sourceward.functional import (
     latent_bias,
 )
 from sourceward.nn import Network, ReplayBuffer
-from sourceward.samplers import Chain, StepSettings, Target, generator_noise, keyed_noise, run
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """How the objective is formed. Defaults follow the released code.
-
-    Args:
-        num_steps: length of the chains.
-        step: settings of each step.
-        guide: supervise `all` steps of the chain (released code) or the `last` one (eq. 10 as printed).
-        posterior_chain: also run a chain whose z is the posterior of the sample's class.
-        replay_share: share of chain starts taken from the replay buffer.
-        coefficients: weights of the terms.
-        chains: chains of each source per iteration; as many as the batch has rows when None.
-        feature_noise: std, in units of the feature's own, of the noise that makes negatives of a lone source.
-    """
-
-    num_steps: int = 20
-    step: StepSettings = field(default_factory=StepSettings)
-    guide: str = "all"
-    posterior_chain: bool = True
-    replay_share: float = 0.5
-    coefficients: Coefficients = field(default_factory=Coefficients)
-    chains: int | None = None
-    feature_noise: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.num_steps < 1:
-            raise InputError(f"Expected training `num_steps` to be 1 or more, but got {self.num_steps}.")
-        if self.guide not in ("all", "last"):
-            raise InputError(f"Expected `guide` to be 'all' or 'last', but got {self.guide!r}.")
+from sourceward.samplers import Chain, Target, generator_noise, keyed_noise, run
+from sourceward.settings import AdaptSettings, TrainSettings
 
 
 class Batch(NamedTuple):
-    """Features of every source and, where a source stands alone, shifted ones to practise on."""
+    """Rescaled features of every source and, when there are any, labelled shifted ones to practise on."""
 
     feature: Tensor
     """(sources, batch, dim)."""
     label: Tensor
     """(sources, batch)."""
     shifted: Tensor | None = None
-    """(sources, negatives, dim): negatives that replace the other sources' features."""
+    """(rows, dim): samples of no source; they join the negatives of all."""
     shifted_label: Tensor | None = None
+    """(rows,)."""
 
 
 def objective(
@@ -83,95 +53,165 @@ def objective(
     settings: TrainSettings,
     generator: torch.Generator | None = None,
 ) -> Loss:
-    """One iteration of Algorithm 1 for all sources: the loss of eq. 10 (eq. 7 without latent)."""
-    feature, label = batch.feature, batch.label
+    """One iteration of Algorithm 1 for all sources: the loss of eq. 10, or eq. 7 without latent."""
+    feature, label = _jitter(batch.feature, settings.feature_noise, generator), batch.label
 
-    # Latents: prior p(z|x), posterior q(z|d_x) from the batch's class centres (eq. 8).
-    centers = network.batch_centers(feature, label)
-    prior, class_posterior = network.prior(feature), network.posterior(centers)
-    posterior = None if class_posterior is None else class_posterior.gather(label)
+    # Latents: prior p(z|x), and posterior q(z|d) of every class centre of the batch.
+    prior = network.prior(feature)
+    class_posterior = network.posterior(network.batch_centers(feature, label))
     class_latent = _draw(class_posterior, generator)
+    posterior = None if class_posterior is None else class_posterior.gather(label)
 
-    # First line: classify the sources' own samples.
+    # First line: classify the sources' own samples. It trains psi and phi.
     logits = network.head(feature, _draw(posterior, generator), class_latent)
 
-    # The energies see features and latents as constants: they train theta alone.
-    feature, frozen_class_latent = feature.detach(), _detach(class_latent)
+    # From here on features and latents are constants: the energies train theta alone.
+    feature, class_latent = feature.detach(), _detach(class_latent)
     network.energy.power_iteration()
-    weights = network.energy_weights()
-
-    # Negatives: other sources' samples, some swapped for past chain ends; z is fixed once per chain.
-    start, start_label = _negatives(batch, settings, generator)
-    start = replay.replace(start, start_label, settings.replay_share, generator)
-    latent = _draw(network.prior(start), generator)
-    positive_latent = _draw(prior, generator)
-    if settings.posterior_chain and class_posterior is not None:
-        start, start_label = torch.cat([start, start], 1), torch.cat([start_label, start_label], 1)
-        latent = torch.cat([latent, _draw(class_posterior.gather(start_label[:, start.shape[1] // 2 :]), generator)], 1)
-        feature = torch.cat([feature, feature], 1)
-        positive_latent = torch.cat([positive_latent, _draw(posterior, generator)], 1)
-    latent, positive_latent = _detach(latent), _detach(positive_latent)
-
-    # The chain (eq. 2), without a graph; its points are kept.
+    weights = network.energy.weights()
     frozen = weights.detach()
+
+    # Negatives: labelled samples of other sources, some swapped for past chain ends. z is fixed once.
+    start, start_label = _negatives(batch._replace(feature=feature), settings, generator)
+    start = replay.replace(start, start_label, settings.replay_share, generator)
+    start_latent, latent = _draw(network.prior(start), generator), _draw(prior, generator)
+    if settings.posterior_chain and class_posterior is not None and posterior is not None:
+        start_latent = _join(start_latent, _draw(class_posterior.gather(start_label), generator))
+        start, start_label = _join(start, start), _join(start_label, start_label)
+        latent, feature = _join(latent, _draw(posterior, generator)), _join(feature, feature)
+    start_latent, latent = _detach(start_latent), _detach(latent)
+
+    # The chain of eq. 2, without a graph; the points where it took its gradients are kept.
     with torch.no_grad():
-        target = _target(frozen, latent)
         noise = generator_noise(generator, start)
+        target = energy_target(frozen, start_latent)
         chain = run("langevin", start, target, settings.step, settings.num_steps, noise, record=True)
     replay.push(chain.feature, start_label)
 
-    # Second line: contrastive divergence.
-    positive_energy = energy(
-        weights, feature, latent_bias(weights, positive_latent), network.energy.masks(feature.shape[1], generator)
-    )
-    negative_energy = energy(
-        weights, chain.feature, latent_bias(weights, latent), network.energy.masks(start.shape[1], generator)
-    )
+    # Second line: contrastive divergence, E down on the source's own samples and up on the chain ends.
+    masks = network.energy.masks
+    bias, start_bias = latent_bias(weights, latent), latent_bias(weights, start_latent)
+    own_energy = energy(weights, feature, bias, masks(feature.shape[1], generator))
+    end_energy = energy(weights, chain.feature, start_bias, masks(start.shape[1], generator))
 
-    # Third line: guide the sampler. Every step at once, each from its own detached origin.
+    # Third line: guide the sampler, all its steps as one batched closed-form call.
+    assert chain.origins is not None
     origins = chain.origins if settings.guide == "all" else chain.origins[-1:]
-    steps, sources, rows, dim = origins.shape
-    origins = origins.transpose(0, 1).reshape(sources, steps * rows, dim)
-    bias = latent_bias(weights, latent).repeat(1, steps, 1) if latent is not None else latent_bias(weights, None)
-    moved = guided_step(weights, origins, bias, settings.step.step_size, settings.step.clip)
-    frozen_latent = None if latent is None else latent.repeat(1, steps, 1)
+    steps = len(origins)
+    step_bias = start_bias.repeat(1, steps, 1) if start_latent is not None else start_bias
+    origins = origins.transpose(0, 1).flatten(1, 2)
+    moved = guided_step(weights, origins, step_bias, settings.step.step_size, settings.step.clip)
+    moved_latent = None if start_latent is None else start_latent.repeat(1, steps, 1)
     moved_label = start_label.repeat(1, steps)
     guided = Guided(
-        energy(frozen, moved, bias.detach()),
-        _frozen_head(network, moved, frozen_latent, frozen_class_latent),
+        energy(frozen, moved, step_bias.detach()),
+        _frozen(network.head, moved, moved_latent, class_latent),
         moved_label,
+        None if class_posterior is None else class_posterior.detach().gather(moved_label),
+        _frozen(network.latent, moved) if network.latent and settings.coefficients.guide_kl else None,
     )
-    loss = eq10 if network.latent is not None else eq7
-    positive = Positive(logits, label, positive_energy, posterior, prior)
-    return loss(positive, negative_energy, guided, settings.coefficients)
+
+    equation = eq7 if network.latent is None else eq10
+    positive = Positive(logits, label, own_energy, posterior, prior)
+    return equation(positive, end_energy, guided, settings.coefficients)
 
 
-def _negatives(batch: Batch, settings: TrainSettings, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Labelled chain starts for each source, (sources, batch, dim): samples that are not its own."""
-    if batch.shifted is not None and batch.shifted_label is not None:
-        return batch.shifted, batch.shifted_label
-    feature, label = batch.feature.detach(), batch.label
-    sources, rows, dim = feature.shape
-    chains = settings.chains or rows
-    if sources == 1:
-        options = {"generator": generator, "device": feature.device, "dtype": feature.dtype}
-        feature, label = feature[:, :chains], label[:, :chains]
-        return feature + settings.feature_noise * torch.randn(feature.shape, **options), label
-    own = torch.arange(sources, device=feature.device).unsqueeze(1) * rows
-    pick = torch.randint((sources - 1) * rows, (sources, chains), generator=generator, device=feature.device)
-    pick = pick + rows * (pick >= own)  # skip the source's own rows
-    return feature.reshape(-1, dim)[pick], label.reshape(-1)[pick]
+class Answer(NamedTuple):
+    """The outcome for a batch: the vote, each source's own answer, and the chains behind it."""
+
+    probability: Tensor
+    """(batch, classes)."""
+    per_source: Tensor
+    """(sources, batch, classes), averaged over draws."""
+    chain: Chain
+    """Rows are draws x batch, draws outermost."""
 
 
-def _target(weights, latent: Tensor | None) -> Target:
+@torch.no_grad()
+def adapt(
+    network: Network,
+    feature: Tensor,
+    keys: Tensor,
+    settings: AdaptSettings,
+    *,
+    latent: Gaussian | None = None,
+    record: bool = False,
+) -> Answer:
+    """Section 3.3: move each sample toward each source, classify it there, let the sources vote.
+
+    Args:
+        network: trained, in eval mode.
+        feature: (batch, dim), rescaled.
+        keys: (batch,) int64, the samples' own randomness: see `functional.row_keys`.
+        settings: test-time settings.
+        latent: replaces p(z|x), e.g. by `functional.oracle_latent` in an analysis.
+        record: keep the trajectory.
+    """
+    start = feature.expand(network.sources, *feature.shape)
+    prior = latent or network.prior(start)
+    class_posterior = network.posterior(network.centers)
+    draws = max(settings.num_draws, 1)
+    z, class_latent = _keyed_draws(prior, class_posterior, keys, settings)
+    start = start.repeat(1, draws, 1)
+
+    target = energy_target(network.energy.weights(), z)
+    noise = keyed_noise(keys.repeat(draws), start)
+    chain = run(settings.sampler, start, target, settings.step, settings.num_steps, noise, record=record)
+    per_source = network.head(chain.feature, z, class_latent).softmax(-1)
+    per_source = per_source.unflatten(1, (draws, len(feature))).mean(1)
+    similarity = cosine_to_sources(feature, network.centers.mean(1))
+    return Answer(AGGREGATIONS[settings.aggregation](per_source, similarity), per_source, chain)
+
+
+def energy_target(weights: EnergyWeights, latent: Tensor | None) -> Target:
+    """E^i(.|z) as something a sampler can walk on; what does not change along the chain is computed here."""
     bias = latent_bias(weights, latent)
     return Target(lambda x: energy(weights, x, bias), lambda x: energy_and_grad(weights, x, bias))
 
 
-def _frozen_head(network: Network, feature: Tensor, latent: Tensor | None, class_latent: Tensor | None) -> Tensor:
-    """p_sg(phi)(y|z,x): the head with its parameters held constant."""
-    parameters = {name: p.detach() for name, p in network.head.named_parameters()}
-    return functional_call(network.head, parameters, (feature, latent, class_latent))
+def _negatives(
+    batch: Batch, settings: TrainSettings, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Labelled chain starts for each source, (sources, chains, dim): samples that are not its own."""
+    feature, label = batch.feature, batch.label
+    sources, rows, dim = feature.shape
+    chains, device = settings.chains or rows, feature.device
+    if batch.shifted is None and sources == 1:
+        return _jitter(feature[:, :chains], settings.shift_noise, generator), label[:, :chains]
+    pool, pool_label = feature.flatten(0, 1), label.flatten()
+    others = (sources - 1) * rows
+    if batch.shifted is not None and batch.shifted_label is not None:
+        pool, pool_label = torch.cat([pool, batch.shifted]), torch.cat([pool_label, batch.shifted_label])
+        others += len(batch.shifted)
+    pick = torch.randint(others, (sources, chains), generator=generator, device=device)
+    own = torch.arange(sources, device=device).unsqueeze(1) * rows
+    pick = pick + rows * (pick >= own)  # step over the source's own rows
+    return pool[pick], pool_label[pick]
+
+
+def _keyed_draws(
+    prior: Gaussian | None, class_posterior: Gaussian | None, keys: Tensor, settings: AdaptSettings
+) -> tuple[Tensor | None, Tensor | None]:
+    """z of each sample, (sources, draws x batch, dim), and of each class; means when there are no draws."""
+    if prior is None or class_posterior is None:
+        return None, None
+    if not settings.num_draws:
+        return prior.mean, class_posterior.mean
+    eps = keyed_normal(keys, -2, prior.mean.shape[-1], prior.mean.dtype, settings.num_draws)
+    z = prior.mean.unsqueeze(1) + prior.std.unsqueeze(1) * eps
+    return z.flatten(1, 2), class_posterior.mean
+
+
+def _frozen(module: nn.Module, *inputs: Tensor | None):  # type: ignore[no-untyped-def]
+    """The module with its parameters held constant: sg(phi)."""
+    return functional_call(module, {name: p.detach() for name, p in module.named_parameters()}, inputs)
+
+
+def _jitter(feature: Tensor, std: float, generator: torch.Generator | None) -> Tensor:
+    if not std:
+        return feature
+    eps = torch.randn(feature.shape, generator=generator, device=feature.device, dtype=feature.dtype)
+    return feature + std * eps
 
 
 def _draw(gaussian: Gaussian | None, generator: torch.Generator | None) -> Tensor | None:
@@ -180,3 +220,7 @@ def _draw(gaussian: Gaussian | None, generator: torch.Generator | None) -> Tenso
 
 def _detach(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach()
+
+
+def _join(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat([a, b], dim=1)

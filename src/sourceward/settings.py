@@ -1,0 +1,110 @@
+"""Every setting of training and of test time, as plain frozen dataclasses that refuse what makes no sense."""
+
+from dataclasses import dataclass, field
+
+from sourceward.errors import InputError
+from sourceward.functional import Coefficients
+from sourceward.samplers import StepSettings
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How the objective is formed.
+
+    Args:
+        num_steps: length of the chains.
+        step: settings of each step.
+        coefficients: weights of the terms of eq. 10.
+        chains: chains per source and iteration; as many as the batch has rows when None.
+        replay_share: share of chain starts taken from the replay buffer (the paper's half).
+        guide: supervise `all` steps of a chain (released code) or the `last` one (eq. 10 as printed).
+        posterior_chain: also run chains whose z is the posterior of the sample's class (released code).
+        feature_noise: std of the noise added to features in training, where a feature's elements have
+            root mean square 1.
+        shift_noise: std of the noise that makes a lone source's negatives out of its own samples.
+    """
+
+    num_steps: int = 20
+    step: StepSettings = field(default_factory=StepSettings)
+    coefficients: Coefficients = field(default_factory=Coefficients)
+    chains: int | None = None
+    replay_share: float = 0.5
+    guide: str = "all"
+    posterior_chain: bool = False
+    feature_noise: float = 0.0
+    shift_noise: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise InputError(f"Expected training `num_steps` to be 1 or more, but got {self.num_steps}.")
+        if self.guide not in ("all", "last"):
+            raise InputError(f"Expected `guide` to be 'all' or 'last', but got {self.guide!r}.")
+
+
+@dataclass(frozen=True)
+class AdaptSettings:
+    """Test time.
+
+    Args:
+        num_steps: length of the chain; 0 predicts without adaptation.
+        step: settings of each step.
+        sampler: a name in `SAMPLERS`.
+        aggregation: a name in `AGGREGATIONS`.
+        num_draws: draws of z to average over; 0 uses the mean of p(z|x) alone.
+        seed: of the draws and the noise; each sample has its own stream.
+    """
+
+    num_steps: int = 20
+    step: StepSettings = field(default_factory=StepSettings)
+    sampler: str = "langevin"
+    aggregation: str = "mean"
+    num_draws: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 0:
+            raise InputError(
+                f"Expected `num_steps` to be 0 or more, but got {self.num_steps}. "
+                "Use 0 to predict without adaptation."
+            )
+        if self.num_draws < 0:
+            raise InputError(f"Expected `num_draws` to be 0 or more, but got {self.num_draws}.")
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """The optimisation around the objective.
+
+    Args:
+        max_iter: iterations.
+        batch_size: samples of each source per iteration.
+        learning_rate: of latent network and head.
+        energy_rate: of the energies.
+        backbone_rate: of the backbone, when there is one.
+        weight_decay: decoupled (AdamW); the released code's value.
+        schedule: `cosine` to 0, `step` (x 0.1 at 60 %, the released code) or `constant`.
+        average: decay of the exponential moving average of everything learned; 0 keeps the last iterate.
+        freeze_batchnorm: hold the backbone's batch norm statistics, so that results do not depend on
+            batch make-up.
+    """
+
+    max_iter: int = 300
+    batch_size: int = 128
+    learning_rate: float = 3e-3
+    energy_rate: float = 1e-3
+    backbone_rate: float = 1e-5
+    weight_decay: float = 5e-4
+    schedule: str = "cosine"
+    average: float = 0.98
+    freeze_batchnorm: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_iter", "batch_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"Expected `{name}` to be 1 or more, but got {getattr(self, name)}.")
+        if self.schedule not in ("cosine", "step", "constant"):
+            raise InputError(
+                f"Expected `schedule` to be 'cosine', 'step' or 'constant', but got {self.schedule!r}."
+            )
+        if not 0 <= self.average < 1:
+            raise InputError(f"Expected `average` to be in [0, 1), but got {self.average}.")

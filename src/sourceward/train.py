@@ -1,0 +1,205 @@
+"""The training loop: draw a batch, minimise the objective, average, and be able to stop and go on.
+
+    train(network, feed, loop_settings, train_settings, seed=0, checkpoint="run/checkpoint.safetensors")
+
+Killed anywhere and started again with the same arguments, it ends with the same bits.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sourceward.algorithm import Batch, objective
+from sourceward.errors import InputError, TrainingError
+from sourceward.functional import Loss
+from sourceward.nn import Network, ReplayBuffer
+from sourceward.settings import LoopSettings, TrainSettings
+from sourceward.storage import load_tensors, save_tensors
+
+CHECK_EVERY = 20
+"""Iterations between looks at the loss: each look waits for the device."""
+
+
+class Feed(Protocol):
+    """Where batches come from: every source's inputs and labels, and shifted samples when there are any."""
+
+    def __call__(self, generator: torch.Generator) -> Batch: ...
+
+
+class Trainer:
+    """Everything that changes during training, so that all of it can be saved and restored.
+
+    Args:
+        network: initialised; trained in place.
+        loop: optimisation settings.
+        settings: of the objective.
+        seed: of batches, noise and dropout.
+    """
+
+    def __init__(self, network: Network, loop: LoopSettings, settings: TrainSettings, seed: int = 0) -> None:
+        self.network, self.loop, self.settings = network, loop, settings
+        self.average = copy.deepcopy(network).requires_grad_(False)
+        device = network.scale.device
+        per_class = min(500, math.ceil(3500 / network.classes))  # 500 for the 7 classes of PACS
+        self.replay = ReplayBuffer(network.sources, network.classes, network.dim, per_class).to(device)
+        self.optimizer = torch.optim.AdamW(_groups(network, loop), weight_decay=loop.weight_decay)
+        self.generator = torch.Generator(device=device).manual_seed(seed)
+        self.iteration = 0
+
+    def step(self, feed: Feed) -> Loss:
+        """One iteration."""
+        batch = feed(self.generator)
+        batch = batch._replace(feature=_features(self.network, batch.feature))
+        if batch.shifted is not None:
+            batch = batch._replace(shifted=self.network.features(batch.shifted).detach())
+        loss = objective(self.network, self.replay, batch, self.settings, self.generator)
+        if self.iteration % CHECK_EVERY == 0:
+            _check(loss, batch.feature, self.iteration)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * rate(self.iteration / self.loop.max_iter, self.loop.schedule)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.total.backward()
+        self.optimizer.step()
+        self.iteration += 1
+        self._update_average()
+        return loss
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        """Exponential moving average, with a short memory at first so that the start is forgotten."""
+        decay = min(self.loop.average, self.iteration / (self.iteration + 9))
+        for mean, value in zip(self.average.parameters(), self.network.parameters()):
+            mean.lerp_(value, 1 - decay)
+        for mean, value in zip(self.average.buffers(), self.network.buffers()):
+            mean.copy_(value)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every tensor that the rest of the training depends on."""
+        state = {"generator": self.generator.get_state()}
+        for name in ("network", "average", "replay"):
+            state |= {f"{name}.{k}": v for k, v in getattr(self, name).state_dict().items()}
+        for index, slots in self.optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{index}.{k}": v for k, v in slots.items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor], iteration: int) -> None:
+        self.generator.set_state(state["generator"])
+        for name in ("network", "average", "replay"):
+            prefix = f"{name}."
+            part = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            getattr(self, name).load_state_dict(part)
+        full = self.optimizer.state_dict()
+        full["state"] = {}
+        for key, value in state.items():
+            if key.startswith("optimizer."):
+                _, index, slot = key.split(".")
+                full["state"].setdefault(int(index), {})[slot] = value
+        self.optimizer.load_state_dict(full)
+        self.iteration = iteration
+
+
+def train(
+    network: Network,
+    feed: Feed,
+    loop: LoopSettings,
+    settings: TrainSettings,
+    *,
+    seed: int = 0,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = 50,
+    fingerprint: str = "",
+    on_iteration: Callable[[int, Loss], None] | None = None,
+) -> Network:
+    """Train and return the averaged network.
+
+    Args:
+        network: initialised.
+        feed: draws a batch of raw inputs from a generator.
+        loop, settings: see `settings`.
+        seed: of everything random.
+        checkpoint: file to go on from when it exists, and to write every `checkpoint_every` iterations.
+        fingerprint: of data and settings; a checkpoint of another one is refused.
+        on_iteration: called with the number of iterations done and the loss.
+    """
+    trainer = Trainer(network, loop, settings, seed)
+    if checkpoint is not None and Path(checkpoint).exists():
+        _restore(trainer, checkpoint, fingerprint)
+    network.train()
+    if loop.freeze_batchnorm:
+        freeze_batchnorm(network)
+    while trainer.iteration < loop.max_iter:
+        loss = trainer.step(feed)
+        if on_iteration is not None:
+            on_iteration(trainer.iteration, loss)
+        done = trainer.iteration == loop.max_iter
+        if checkpoint is not None and (done or trainer.iteration % checkpoint_every == 0):
+            meta: dict[str, Any] = {"iteration": trainer.iteration, "fingerprint": fingerprint}
+            save_tensors(checkpoint, trainer.state_dict(), meta)
+    return (trainer.average if loop.average else network).eval()
+
+
+def rate(progress: float, schedule: str) -> float:
+    """The learning rate's share of its peak when `progress` in [0, 1) of the training is done.
+
+    >>> rate(0.0, "cosine"), rate(0.5, "cosine"), rate(0.7, "step")
+    (1.0, 0.5, 0.1)
+    """
+    if schedule == "cosine":
+        return 0.5 * (1 + round(math.cos(math.pi * progress), 12))
+    return 0.1 if schedule == "step" and progress >= 0.6 else 1.0
+
+
+def freeze_batchnorm(module: nn.Module) -> None:
+    """Hold batch norm statistics: every batch norm in eval mode, whatever the mode around it."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.eval()
+
+
+def _restore(trainer: Trainer, checkpoint: str | Path, fingerprint: str) -> None:
+    state, meta = load_tensors(checkpoint)
+    if meta.get("fingerprint") != fingerprint:
+        raise InputError(
+            f"'{checkpoint}' belongs to other data or settings. Remove it to start anew, or name another file."
+        )
+    trainer.load_state_dict(state, meta["iteration"])
+
+
+def _features(network: Network, inputs: Tensor) -> Tensor:
+    """(sources, batch, ...) inputs to (sources, batch, dim): one backbone pass over all sources."""
+    return network.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+
+
+def _groups(network: Network, loop: LoopSettings) -> list[dict[str, Any]]:
+    """Parameters by learning rate: backbone (psi), energies (theta), the rest (phi)."""
+    rates = {"backbone": loop.backbone_rate, "energy": loop.energy_rate}
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            peak = rates.get(name.split(".")[0], loop.learning_rate)
+            groups.setdefault(peak, []).append(parameter)
+    return [{"params": params, "peak": peak, "lr": peak} for peak, params in groups.items()]
+
+
+def _check(loss: Loss, feature: Tensor, iteration: int) -> None:
+    """Stop with a reason rather than go on with nonsense."""
+    norm = feature.detach().norm(dim=-1).mean().item() / feature.shape[-1] ** 0.5
+    if not math.isfinite(norm) or not math.isfinite(loss.classify.item()):
+        raise TrainingError(
+            f"Features or classifier are no longer finite at iteration {iteration}. "
+            "Lower `learning_rate` or `backbone_rate`, or look for extreme values in the features."
+        )
+    if norm < 0.01:
+        raise TrainingError(
+            f"Features collapsed to zero at iteration {iteration}: their norm is {norm:.1e} of what it was. "
+            "Lower `backbone_rate`, or freeze the backbone."
+        )
+    if not math.isfinite(loss.total.item()):
+        raise TrainingError(
+            f"The energy diverged at iteration {iteration}. Lower `energy_rate` or the training step size."
+        )
