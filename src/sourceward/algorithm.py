@@ -135,6 +135,7 @@ def adapt(
     settings: AdaptSettings,
     *,
     latent: Gaussian | None = None,
+    sources: tuple[int, ...] | None = None,
     record: bool = False,
 ) -> Answer:
     """Section 3.3: move each sample toward each source, classify it there, let the sources vote.
@@ -145,6 +146,7 @@ def adapt(
         keys: (batch,) int64, the samples' own randomness: see `functional.row_keys`.
         settings: test-time settings.
         latent: replaces p(z|x), e.g. by `functional.oracle_latent` in an analysis.
+        sources: the sources that vote; all when None.
         record: keep the trajectory.
     """
     start = feature.expand(network.sources, *feature.shape)
@@ -160,7 +162,9 @@ def adapt(
     per_source = network.head(chain.feature, z, class_latent).softmax(-1)
     per_source = per_source.unflatten(1, (draws, len(feature))).mean(1)
     similarity = cosine_to_sources(feature, network.centers.mean(1))
-    return Answer(AGGREGATIONS[settings.aggregation](per_source, similarity), per_source, chain)
+    voters = list(sources) if sources is not None else slice(None)
+    vote = AGGREGATIONS[settings.aggregation](per_source[voters], similarity[voters])
+    return Answer(vote, per_source, chain)
 
 
 def energy_target(weights: EnergyWeights, latent: Tensor | None) -> Target:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from sourceward.errors import InputError
-from sourceward.functional import Coefficients
-from sourceward.samplers import StepSettings
+from sourceward.functional import AGGREGATIONS, Coefficients
+from sourceward.samplers import ACCEPT_RULES, SAMPLERS, StepSettings
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,10 @@ class AdaptSettings:
             )
         if self.num_draws < 0:
             raise InputError(f"Expected `num_draws` to be 0 or more, but got {self.num_draws}.")
+
+    def check(self) -> None:
+        """Look every name up now, so that a wrong one is refused before the work."""
+        SAMPLERS[self.sampler], ACCEPT_RULES[self.step.accept], AGGREGATIONS[self.aggregation]
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,38 @@ class Feed(Protocol):
     def __call__(self, generator: torch.Generator) -> Batch: ...
 
 
+class ResidentFeed:
+    """Batches from tensors that live on the device: the same number of rows from each source, with replacement.
+
+    Args:
+        inputs: one tensor per source, (rows, ...).
+        labels: one tensor per source, (rows,).
+        batch_size: rows of each source.
+        shifted: (inputs, labels) of no source, to practise on.
+    """
+
+    def __init__(
+        self,
+        inputs: list[Tensor],
+        labels: list[Tensor],
+        batch_size: int,
+        shifted: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.inputs, self.labels, self.batch_size, self.shifted = inputs, labels, batch_size, shifted
+
+    def __call__(self, generator: torch.Generator) -> Batch:
+        rows = [self._rows(len(x), x.device, generator) for x in self.inputs]
+        inputs = torch.stack([x[i] for x, i in zip(self.inputs, rows)])
+        labels = torch.stack([y[i] for y, i in zip(self.labels, rows)])
+        if self.shifted is None:
+            return Batch(inputs, labels)
+        i = self._rows(len(self.shifted[0]), inputs.device, generator)
+        return Batch(inputs, labels, self.shifted[0][i], self.shifted[1][i])
+
+    def _rows(self, length: int, device: torch.device, generator: torch.Generator) -> Tensor:
+        return torch.randint(length, (self.batch_size,), generator=generator, device=device)
+
+
 class Trainer:
     """Everything that changes during training, so that all of it can be saved and restored.
 

@@ -83,7 +83,6 @@ def test_unknown_name_gets_the_nearest():
         AGGREGATIONS["closst"]
 
 
-@pytest.mark.xfail(reason="the weights 1 + cosine vanish together, and no source is left to vote")
 @pytest.mark.parametrize("similarity", [-1.0, -1 - 2**-23])
 def test_a_sample_opposite_to_every_source_still_gets_an_answer(similarity):
     """Cosines round to -1, or just past it."""

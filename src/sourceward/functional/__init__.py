@@ -19,6 +19,7 @@ from sourceward.functional.metrics import (
     expected_calibration_error,
     negative_log_likelihood,
 )
+from sourceward.functional.oracle import oracle_latent, oracle_source
 from sourceward.functional.noise import keyed_normal, keyed_uniform, row_keys
 
 __all__ = [
@@ -45,6 +46,8 @@ __all__ = [
     "kl_divergence",
     "latent_bias",
     "negative_log_likelihood",
+    "oracle_latent",
+    "oracle_source",
     "row_keys",
     "swish",
     "swish_grad",

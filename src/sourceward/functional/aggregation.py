@@ -34,8 +34,8 @@ def closest(probability: Tensor, similarity: Tensor) -> Tensor:
 @AGGREGATIONS.register("cosine")
 def cosine(probability: Tensor, similarity: Tensor) -> Tensor:
     """Sources vote with weights proportional to 1 + cosine, which is never negative."""
-    weight = 1 + similarity
-    weight = weight / weight.sum(0, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
+    weight = (1 + similarity).clamp_min(torch.finfo(similarity.dtype).eps)
+    weight = weight / weight.sum(0, keepdim=True)
     return (weight.unsqueeze(-1) * probability).sum(0)
 
 

@@ -26,7 +26,7 @@ def row_keys(rows: np.ndarray, seed: int = 0) -> Tensor:
         True
     """
     rows = np.ascontiguousarray(rows + 0.0)  # + 0.0 makes -0.0 and 0.0 one key
-    salt = int(seed).to_bytes(8, "little", signed=True)
+    salt = (int(seed) % 2**64).to_bytes(8, "little")
     digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=8, key=salt).digest() for row in rows)
     return torch.from_numpy(np.frombuffer(digests, dtype=np.int64).copy())
 

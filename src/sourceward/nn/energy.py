@@ -52,8 +52,8 @@ class StackedEnergy(nn.Module):
         """Uniform in +-1/sqrt(inputs), as `nn.Linear`; random singular vectors, refined by 15 iterations."""
         for layer, (matrix, bias) in enumerate(zip(self.matrices, self.biases)):
             bound = 1 / math.sqrt(matrix.shape[-1])
-            nn.init.uniform_(matrix, -bound, bound, generator=generator)
-            nn.init.uniform_(bias, -bound, bound, generator=generator)
+            for parameter in (matrix, bias):
+                parameter.data.copy_(torch.rand(parameter.shape, generator=generator) * 2 * bound - bound)
             for side in ("left", "right"):
                 vector = getattr(self, f"{side}{layer}")
                 vector.copy_(nn.functional.normalize(torch.randn(vector.shape, generator=generator), dim=-1))

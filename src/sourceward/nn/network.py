@@ -20,6 +20,7 @@ class Network(nn.Module):
         dropout: of the energy.
     """
 
+    shift: Tensor
     scale: Tensor
     centers: Tensor
     latent: LatentNet | None
@@ -40,22 +41,39 @@ class Network(nn.Module):
         self.head: Head = HEADS[head](dim, classes)
         self.latent = LatentNet(dim) if self.head.uses_latent else None
         self.energy = StackedEnergy(sources, dim, hidden, latent=self.head.uses_latent, dropout=dropout)
+        self.register_buffer("shift", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("centers", torch.zeros(sources, classes, dim))
 
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Initialise everything but the backbone: uniform in +-1/sqrt(inputs), as `nn.Linear`."""
+        for module in (self.head, self.latent):
+            for layer in module.modules() if module is not None else ():
+                if isinstance(layer, nn.Linear):
+                    bound = layer.in_features**-0.5
+                    for parameter in (layer.weight, layer.bias):
+                        value = torch.rand(parameter.shape, generator=generator) * 2 * bound - bound
+                        parameter.data.copy_(value)
+        self.energy.reset_parameters(generator)
+
     def features(self, inputs: Tensor) -> Tensor:
-        """Inputs (batch, ...) to features of norm about sqrt(dim): (batch, dim)."""
+        """Inputs (batch, ...) to centred features of norm about sqrt(dim): (batch, dim)."""
         raw = inputs if self.backbone is None else self.backbone(inputs)
-        return raw * self.scale
+        return (raw - self.shift) * self.scale
 
     @torch.no_grad()
     def fit_scale(self, raw: Tensor) -> None:
-        """Set the one number that brings the mean norm of source features to sqrt(dim).
+        """Centre source features and bring their mean norm to sqrt(dim), from (batch, dim) raw features.
 
-        One step size then serves every backbone.
+        One step size then serves every backbone, and a head without bias loses nothing to a common offset.
         """
-        norm = raw.norm(dim=-1).mean()
-        self.scale.copy_(self.dim**0.5 / norm)
+        self.shift.copy_(raw.mean(0))
+        norm = (raw - self.shift).norm(dim=-1).mean()
+        self.scale.copy_(self.dim**0.5 / norm.clamp_min(torch.finfo(norm.dtype).tiny))
+
+    def raw(self, feature: Tensor) -> Tensor:
+        """Back to the units of the backbone: the inverse of the rescaling."""
+        return feature / self.scale + self.shift
 
     @torch.no_grad()
     def fit_centers(self, source: int, feature: Tensor, label: Tensor) -> Tensor:
@@ -64,6 +82,13 @@ class Network(nn.Module):
         present = (count[0] > 0).unsqueeze(-1)
         self.centers[source] = torch.where(present, centers[0].to(self.centers.dtype), self.centers[source])
         return count[0]
+
+    @torch.no_grad()
+    def fill_centers(self) -> None:
+        """Give a source that lacks a class the mean centre of the sources that have it."""
+        has = self.centers.abs().sum(-1, keepdim=True) > 0
+        mean = self.centers.sum(0) / has.sum(0).clamp_min(1)
+        self.centers.copy_(torch.where(has, self.centers, mean))
 
     def batch_centers(self, feature: Tensor, label: Tensor) -> Tensor:
         """Class centres of the current batch; the stored centre where a class is missing from it."""

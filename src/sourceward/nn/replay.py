@@ -20,7 +20,7 @@ class ReplayBuffer(nn.Module):
     def __init__(self, sources: int, classes: int, dim: int, per_class: int = 500) -> None:
         super().__init__()
         self.per_class = per_class
-        self.register_buffer("rows", torch.zeros(sources, classes, per_class, dim))
+        self.register_buffer("rows", torch.zeros(sources, classes, per_class + 1, dim))
         self.register_buffer("pushed", torch.zeros(sources, classes, dtype=torch.int64))
 
     @torch.no_grad()
@@ -28,10 +28,15 @@ class ReplayBuffer(nn.Module):
         """Add rows, oldest out first: feature (sources, batch, dim), label (sources, batch)."""
         member = torch.nn.functional.one_hot(label, self.pushed.shape[1])
         rank = (member.cumsum(1) * member).sum(-1) - 1  # how many of this class came before in the batch
+        count = member.sum(1)
         slot = (self.pushed.gather(1, label) + rank) % self.per_class
         source = torch.arange(len(label), device=label.device).unsqueeze(1).expand_as(label)
+        # Of more rows than a ring holds only the newest count; the rest go to a spare slot that nobody reads,
+        # because the order of two writes to one place is not defined.
+        newest = rank >= count.gather(1, label) - self.per_class
+        slot = torch.where(newest, slot, self.per_class)
         self.rows[source, label, slot] = feature.to(self.rows.dtype)
-        self.pushed += member.sum(1)
+        self.pushed += count
 
     @torch.no_grad()
     def replace(

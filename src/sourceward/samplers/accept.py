@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sourceward._registry import Registry
+from sourceward.errors import InputError
 
 
 class AcceptRule(Protocol):
@@ -35,7 +36,7 @@ def energy_not_higher(before: Tensor, after: Tensor, log_ratio: Tensor | None, u
 def metropolis(before: Tensor, after: Tensor, log_ratio: Tensor | None, uniform: Tensor) -> Tensor:
     """Metropolis-Hastings: with a textbook step this is MALA, whose samples follow exp(-E) without bias."""
     if log_ratio is None:
-        raise ValueError(
+        raise InputError(
             "Accept rule 'metropolis' needs a step with a known proposal density. Use sampler 'textbook'."
         )
     return uniform.log() <= before - after + log_ratio

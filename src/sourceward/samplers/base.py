@@ -66,9 +66,9 @@ class StepSettings:
 
     def __post_init__(self) -> None:
         for name in ("step_size", "noise_std"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"Expected `{name}` to be 0 or more, but got {getattr(self, name)}.")
-        if self.clip <= 0:
+        if not self.clip > 0:
             raise InputError(f"Expected `clip` to be larger than 0, but got {self.clip}.")
         if not 0 <= self.momentum < 1:
             raise InputError(f"Expected `momentum` to be in [0, 1), but got {self.momentum}.")

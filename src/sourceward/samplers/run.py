@@ -22,9 +22,9 @@ class Chain:
     steps: Tensor
     """Accepted steps of each chain, (sources, batch)."""
     trajectory: Tensor | None = None
-    """Every point from start to end, (steps + 1, sources, batch, dim), when recorded."""
+    """Every point from start to end, (steps run + 1, sources, batch, dim), when recorded."""
     energies: Tensor | None = None
-    """Energy at each of those points, (steps + 1, sources, batch), when recorded."""
+    """Energy at each of those points, (steps run + 1, sources, batch), when recorded."""
     origins: Tensor | None = None
     """Where each step took its gradient, (steps, sources, batch, dim), when recorded."""
 

@@ -1,0 +1,63 @@
+"""From one matrix and a domain column to one labelled part per source, with what is wrong said plainly."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.validation import column_or_1d
+from torch import Tensor
+
+from sourceward.errors import InputError
+
+
+def encode_sources(
+    X: np.ndarray, y: np.ndarray, sample_domain: Any
+) -> tuple[np.ndarray, np.ndarray, list[Any], np.ndarray]:
+    """Rows of the sources, the sources' names in sorted order, and each row's source number."""
+    if sample_domain is None:
+        return X, y, ["source"], np.zeros(len(X), dtype=np.int64)
+    domain = column_or_1d(np.asarray(sample_domain))
+    if len(domain) != len(X):
+        raise InputError(
+            f"Expected `sample_domain` to have one entry per row of X ({len(X)}), but got {len(domain)}."
+        )
+    if np.issubdtype(domain.dtype, np.integer) and (domain < 0).any():
+        keep = domain >= 0  # SKADA marks target rows by negative numbers
+        X, y, domain = X[keep], y[keep], domain[keep]
+        if not len(domain):
+            raise InputError(
+                "Expected source rows in `sample_domain` (0 or more), but every entry is negative, which marks "
+                "target rows."
+            )
+    elif np.issubdtype(domain.dtype, np.floating) and not np.isfinite(domain).all():
+        raise InputError("Expected names or integers in `sample_domain`, but got NaN or infinity.")
+    names, source = np.unique(domain, return_inverse=True)
+    return X, y, names.tolist(), source
+
+
+def split_sources(
+    X: np.ndarray,
+    label: np.ndarray,
+    source: np.ndarray,
+    names: list[Any],
+    classes: np.ndarray,
+    allow_missing: bool,
+) -> list[tuple[Tensor, Tensor]]:
+    """One (features, labels) per source, after checking that each can teach an energy."""
+    parts = []
+    for number, name in enumerate(names):
+        rows = source == number
+        if rows.sum() < 2:
+            raise InputError(
+                f"Source {name!r} has one sample; an energy needs 2 or more. Add samples or drop the source."
+            )
+        missing = np.setdiff1d(np.arange(len(classes)), label[rows])
+        if len(missing) and not allow_missing:
+            raise InputError(
+                f"Source {name!r} has no samples of class {classes[missing[0]]!r}; its energy cannot keep this "
+                "label. Remove the class, add samples, or pass allow_missing=True."
+            )
+        parts.append((torch.from_numpy(X[rows]), torch.from_numpy(label[rows].astype(np.int64))))
+    if np.ptp(X, axis=0).max() == 0:
+        raise InputError("Every row of X is the same; there is nothing to learn from. Check the extraction.")
+    return parts

@@ -1,0 +1,338 @@
+"""`EnergyAdapter`: the method for feature matrices, with scikit-learn's conventions."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from sourceward._sources import encode_sources, split_sources
+from sourceward.adapters import Adapted, EnergyAdaptation
+from sourceward.errors import InputError, unknown_name
+from sourceward.functional import Coefficients
+from sourceward.nn import Network
+from sourceward.progress import progress_bar
+from sourceward.samplers import StepSettings
+from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
+from sourceward.storage import load_tensors, save_tensors
+from sourceward.train import ResidentFeed, train
+
+
+class EnergyAdapter(ClassifierMixin, BaseEstimator):
+    """Classify samples of an unseen domain by moving each one toward the source domains first.
+
+    Fit on features of several labelled source domains. At prediction every sample walks down each source's
+    learned energy and the source classifiers vote: one sample at a time, no weight changes, no state.
+
+    Settings of test time can be changed on a fitted estimator (`set_params`) and hold from the next
+    prediction on.
+
+    Args:
+        num_steps: steps of the walk at test time; 0 predicts without adaptation.
+        step_size: what multiplies the clipped gradient.
+        noise_std: noise of each step.
+        sampler: `langevin`, `nesterov` or `textbook`.
+        accept: `energy_not_higher`, `always` or `metropolis`.
+        aggregation: how the sources vote: `mean`, `closest`, `cosine` or `confident`.
+        num_draws: draws of the latent to average over; 0 uses its mean.
+        head: `prototype`, `concat` or `linear` (no latent: eq. 7).
+        max_iter: training iterations.
+        batch_size: samples of each source per iteration.
+        learning_rate: of latent network and head.
+        energy_rate: of the energies.
+        weight_decay: of all weights.
+        average: decay of the moving average of the weights.
+        train_steps: length of the training chains.
+        chains: training chains per source and iteration.
+        kl: weight of KL(q(z|d) || p(z|x)).
+        guide: weight of the last line of eq. 10, which trains the chain to keep labels.
+        feature_noise: noise on the features in training, relative to their root mean square.
+        allow_missing: accept a class that a source has no samples of.
+        checkpoint: file to write during training and to go on from after a kill.
+        device: `cpu`, `cuda` or `auto`.
+        random_state: seed of everything random.
+        verbose: progress bar: True, False, or None for when standard error is a terminal.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> y = np.tile([0, 1], 60)
+        >>> domain = np.repeat(["a", "b"], 60)
+        >>> X = rng.normal(size=(120, 4)) + 3 * y[:, None] + (domain == "b")[:, None]
+        >>> est = EnergyAdapter(max_iter=20, batch_size=16, train_steps=3).fit(X, y, sample_domain=domain)
+        >>> est.predict(X[:2]).tolist(), est.adapt(X[:2]).energy_after.shape
+        ([0, 1], (2, 2))
+    """
+
+    def __init__(
+        self,
+        num_steps: int = 20,
+        step_size: float = 50.0,
+        noise_std: float = 0.001,
+        sampler: str = "langevin",
+        accept: str = "energy_not_higher",
+        aggregation: str = "mean",
+        num_draws: int = 0,
+        *,
+        head: str = "prototype",
+        max_iter: int = 300,
+        batch_size: int = 128,
+        learning_rate: float = 3e-3,
+        energy_rate: float = 1e-3,
+        weight_decay: float = 5e-4,
+        average: float = 0.98,
+        train_steps: int = 20,
+        chains: int = 32,
+        kl: float = 0.01,
+        guide: float = 1.0,
+        feature_noise: float = 0.5,
+        allow_missing: bool = False,
+        checkpoint: str | Path | None = None,
+        device: str = "cpu",
+        random_state: int | np.random.RandomState | None = 0,
+        verbose: bool | None = None,
+    ) -> None:
+        self.num_steps = num_steps
+        self.step_size = step_size
+        self.noise_std = noise_std
+        self.sampler = sampler
+        self.accept = accept
+        self.aggregation = aggregation
+        self.num_draws = num_draws
+        self.head = head
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.energy_rate = energy_rate
+        self.weight_decay = weight_decay
+        self.average = average
+        self.train_steps = train_steps
+        self.chains = chains
+        self.kl = kl
+        self.guide = guide
+        self.feature_noise = feature_noise
+        self.allow_missing = allow_missing
+        self.checkpoint = checkpoint
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_domain: Any = None,
+        *,
+        X_shifted: Any = None,
+        y_shifted: Any = None,
+    ) -> "EnergyAdapter":
+        """Learn from labelled features of the source domains.
+
+        Args:
+            X: (n, dim) features.
+            y: (n,) labels of any kind.
+            sample_domain: (n,) source of each row, names or integers; as in SKADA a negative integer marks a
+                target row, which is left out. One source when None.
+            X_shifted: (m, dim) features of shifted samples that belong to no source, to practise on. Without
+                them a lone source practises on its own samples under noise.
+            y_shifted: (m,) their labels.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(y)
+        self._check_settings()
+        X, y, names, source = encode_sources(X, y, sample_domain)
+        self.classes_, label = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise InputError(f"Expected 2 or more classes in `y`, but got 1 class: {self.classes_.tolist()}.")
+        self.sources_ = names
+        parts = split_sources(X, label, source, names, self.classes_, self.allow_missing)
+        shifted = self._shifted(X_shifted, y_shifted)
+        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.network_ = self._train(parts, shifted)
+        self.n_iter_ = self.max_iter
+        return self
+
+    def predict_proba(self, X: Any, sample_domain: Any = None) -> np.ndarray:
+        """Probability of each class, (n, classes). `sample_domain` is accepted for SKADA and never used:
+        a test sample's domain is unknown by assumption."""
+        return self.adapt(X).probabilities
+
+    def predict(self, X: Any, sample_domain: Any = None) -> np.ndarray:
+        """The most probable class of each sample."""
+        probabilities = self.predict_proba(X)
+        return self.classes_[probabilities.argmax(1)]
+
+    def adapt(self, X: Any, *, sources: list[Any] | None = None, trajectory: bool = False) -> Adapted:
+        """Predict, and show how: features, votes, energies, steps and a status for each sample.
+
+        Args:
+            X: (n, dim) features.
+            sources: names of the sources that vote; all when None.
+            trajectory: keep every point of the walk.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float32, reset=False)
+        settings = AdaptSettings(
+            self.num_steps,
+            self._step(),
+            self.sampler,
+            self.aggregation,
+            self.num_draws,
+            self._seed,
+        )
+        adapter = EnergyAdaptation(settings, self._source_numbers(sources), trajectory)
+        with torch.no_grad():
+            feature = self.network_.features(torch.from_numpy(X).to(self.network_.scale.device))
+        return adapter(self.network_, feature)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted estimator to one safetensors file."""
+        check_is_fitted(self)
+        save_tensors(path, self.network_.state_dict(), self._metadata())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "EnergyAdapter":
+        """Read what `save` wrote."""
+        tensors, meta = load_tensors(path)
+        if meta.get("kind") != "EnergyAdapter":
+            raise InputError(f"'{path}' holds a {meta.get('kind')!r}, not an EnergyAdapter.")
+        self = cls(**meta["params"])
+        self.classes_ = np.array(meta["classes"], dtype=np.dtype(meta["classes_dtype"]))
+        self.sources_ = list(meta["sources"])
+        self.n_features_in_ = meta["n_features_in"]
+        if meta["feature_names_in"] is not None:
+            self.feature_names_in_ = np.array(meta["feature_names_in"], dtype=object)
+        self.n_iter_, self._seed = meta["n_iter"], meta["seed"]
+        self.network_ = self._network(len(self.sources_), self.n_features_in_)
+        self.network_.load_state_dict(tensors)
+        self.network_.eval()
+        return self
+
+    def _train(self, parts: list[tuple[Tensor, Tensor]], shifted: tuple[Tensor, Tensor] | None) -> Network:
+        device = _device(self.device)
+        parts = [(x.to(device), y.to(device)) for x, y in parts]
+        network = self._network(len(parts), parts[0][0].shape[1]).to(device)
+        network.reset_parameters(torch.Generator().manual_seed(self._seed))
+        network.fit_scale(torch.cat([x for x, _ in parts]))
+        for source, (x, y) in enumerate(parts):
+            network.fit_centers(source, network.features(x), y)
+        network.fill_centers()
+        feed = ResidentFeed([x for x, _ in parts], [y for _, y in parts], self.batch_size, shifted)
+        loop = LoopSettings(
+            self.max_iter,
+            self.batch_size,
+            self.learning_rate,
+            self.energy_rate,
+            weight_decay=self.weight_decay,
+            average=self.average,
+        )
+        fingerprint = ""
+        if self.checkpoint is not None:
+            fingerprint = _fingerprint(parts, shifted, self._plain_params(), self._seed)
+        with progress_bar(self.max_iter, "fitting", self.verbose) as advance:
+            return train(
+                network,
+                feed,
+                loop,
+                self._train_settings(),
+                seed=self._seed,
+                checkpoint=self.checkpoint,
+                fingerprint=fingerprint,
+                on_iteration=lambda done, loss: advance(done, _note(done, loss)),
+            )
+
+    def _network(self, sources: int, dim: int) -> Network:
+        return Network(sources, len(self.classes_), dim, self.head)
+
+    def _step(self) -> StepSettings:
+        return StepSettings(self.step_size, self.noise_std, accept=self.accept)
+
+    def _train_settings(self) -> TrainSettings:
+        weight = self.guide
+        return TrainSettings(
+            self.train_steps,
+            StepSettings(),
+            Coefficients(kl=self.kl, guide_energy=weight, guide_label=weight),
+            chains=self.chains,
+            feature_noise=self.feature_noise,
+        )
+
+    def _check_settings(self) -> None:
+        """Refuse a wrong setting before an hour of training, not after it."""
+        AdaptSettings(self.num_steps, self._step(), self.sampler, self.aggregation, self.num_draws).check()
+        self._train_settings()
+
+    def _shifted(self, X: Any, y: Any) -> tuple[Tensor, Tensor] | None:
+        if X is None and y is None:
+            return None
+        if X is None or y is None:
+            raise InputError("Expected `X_shifted` and `y_shifted` together, but got only one of them.")
+        X, y = validate_data(self, X, y, dtype=np.float32, reset=False)
+        unknown = sorted(set(y.tolist()) - set(self.classes_.tolist()))
+        if unknown:
+            raise InputError(f"`y_shifted` has classes that `y` does not have: {unknown}.")
+        device = _device(self.device)
+        label = torch.from_numpy(np.searchsorted(self.classes_, y))
+        return torch.from_numpy(X).to(device), label.to(device)
+
+    def _source_numbers(self, sources: list[Any] | None) -> tuple[int, ...] | None:
+        if sources is None:
+            return None
+        if not len(sources):
+            raise InputError(f"Expected one or more `sources`, but got none. Known: {self.sources_}.")
+        known = {name: number for number, name in enumerate(self.sources_)}
+        for name in sources:
+            if name not in known:
+                raise unknown_name("source", name, map(str, self.sources_))
+        return tuple(known[name] for name in sources)
+
+    def _plain_params(self) -> dict[str, Any]:
+        params = self.get_params()
+        params["checkpoint"] = None
+        if not isinstance(params["random_state"], int | None):
+            params["random_state"] = self._seed
+        return params
+
+    def _metadata(self) -> dict[str, Any]:
+        from sourceward import __version__
+
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "kind": "EnergyAdapter",
+            "version": __version__,
+            "params": self._plain_params(),
+            "classes": self.classes_.tolist(),
+            "classes_dtype": self.classes_.dtype.str,
+            "sources": self.sources_,
+            "n_features_in": self.n_features_in_,
+            "feature_names_in": None if names is None else names.tolist(),
+            "n_iter": self.n_iter_,
+            "seed": self._seed,
+        }
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"Device {name!r} was asked for, but no CUDA device is here. Use 'cpu' or 'auto'.")
+    return torch.device(name)
+
+
+def _fingerprint(parts: list[Any], shifted: Any, params: dict[str, Any], seed: int) -> str:
+    """Of everything the training depends on: a checkpoint of anything else must not be resumed."""
+    digest = hashlib.sha256(json.dumps({**params, "seed": seed}, sort_keys=True).encode())
+    for x, y in [*parts, *([shifted] if shifted else [])]:
+        digest.update(x.cpu().numpy().tobytes())
+        digest.update(y.cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _note(done: int, loss: Any) -> str:
+    return "" if done % 10 else f"loss {loss.total.item():.2f}"
