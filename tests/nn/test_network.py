@@ -34,13 +34,22 @@ def test_prior_and_posterior_are_one_network():
     assert all(torch.equal(a, b) for a, b in zip(network.prior(feature), network.posterior(feature)))
 
 
-def test_scale_brings_the_mean_norm_to_the_square_root_of_the_width():
+def test_features_are_centred_and_their_mean_norm_is_the_square_root_of_the_width():
     network = make_network()
-    raw = 40 * torch.rand(500, DIM, generator=make_generator())
+    raw = 1000 + 40 * torch.rand(500, DIM, generator=make_generator())
     network.fit_scale(raw)
-    assert network.features(raw).norm(dim=-1).mean().item() == pytest.approx(math.sqrt(DIM), rel=1e-5)
-    # One number: directions and ratios of norms are kept.
-    torch.testing.assert_close(network.features(raw) / raw, network.scale.expand(500, DIM))
+    feature = network.features(raw)
+    torch.testing.assert_close(feature.mean(0), torch.zeros(DIM), atol=1e-4, rtol=0)
+    assert feature.norm(dim=-1).mean().item() == pytest.approx(math.sqrt(DIM), rel=1e-5)
+    # One number for all directions: ratios of distances are kept.
+    torch.testing.assert_close(torch.pdist(feature), torch.pdist(raw) * network.scale)
+
+
+def test_raw_undoes_the_rescaling():
+    network = make_network()
+    raw = 5 + 40 * torch.rand(50, DIM, generator=make_generator())
+    network.fit_scale(raw)
+    torch.testing.assert_close(network.raw(network.features(raw)), raw)
 
 
 def test_features_are_scaled_inputs_or_scaled_backbone_outputs():
@@ -49,7 +58,8 @@ def test_features_are_scaled_inputs_or_scaled_backbone_outputs():
     backbone = nn.Linear(DIM, DIM)
     network = make_network(backbone=backbone)
     network.scale.fill_(3.0)
-    torch.testing.assert_close(network.features(inputs), 3 * backbone(inputs))
+    network.shift.fill_(2.0)
+    torch.testing.assert_close(network.features(inputs), 3 * (backbone(inputs) - 2))
 
 
 def test_centers_of_a_source_are_class_means_and_the_others_stay():
@@ -75,11 +85,22 @@ def test_batch_centers_fall_back_on_stored_ones():
     assert (feature.grad != 0).all()
 
 
+def test_a_missing_class_gets_the_mean_centre_of_the_sources_that_have_it():
+    network = Network(3, 2, DIM)
+    for source, value in [(0, 2.0), (2, 4.0)]:
+        network.fit_centers(source, torch.full((1, DIM), value), torch.tensor([0]))
+        network.fit_centers(source, torch.full((1, DIM), -value), torch.tensor([1]))
+    network.fit_centers(1, torch.ones(1, DIM), torch.tensor([1]))
+    network.fill_centers()
+    assert network.centers.mean(-1).tolist() == [[2.0, -2.0], [3.0, 1.0], [4.0, -4.0]]
+
+
 def test_scale_and_centers_travel_with_the_state():
     network, other = make_network(), make_network()
-    network.fit_scale(torch.full((2, DIM), 5.0))
+    network.fit_scale(torch.arange(2.0 * DIM).reshape(2, DIM))
     network.fit_centers(0, torch.ones(2, DIM), torch.tensor([0, 1]))
     other.load_state_dict(network.state_dict())
-    assert torch.equal(other.scale, network.scale)
-    assert torch.equal(other.centers, network.centers)
-    assert not any(name in dict(network.named_parameters()) for name in ("scale", "centers"))
+    for name in ("shift", "scale", "centers"):
+        assert torch.equal(getattr(other, name), getattr(network, name))
+        assert getattr(network, name).any()
+        assert name not in dict(network.named_parameters())

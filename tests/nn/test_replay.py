@@ -42,6 +42,23 @@ def test_rows_of_one_class_in_one_push_get_slots_of_their_own():
     assert stored(buffer, 0, 1) == [10, 11]
 
 
+def test_of_more_rows_than_a_ring_holds_the_newest_stay():
+    buffer = ReplayBuffer(1, 2, 1, per_class=3)
+    buffer.push(tagged(1, 2, 3, 10, 4, 5, 6, 7), torch.tensor([[0, 0, 0, 1, 0, 0, 0, 0]]))
+    assert stored(buffer, 0, 0) == [5, 6, 7]
+    assert stored(buffer, 0, 1) == [10]
+    buffer.push(tagged(8), torch.tensor([[0]]))
+    assert stored(buffer, 0, 0) == [6, 7, 8]
+
+
+def test_what_overflowed_is_never_drawn():
+    buffer = ReplayBuffer(1, 1, 1, per_class=3)
+    label = torch.zeros(1, 400, dtype=torch.int64)
+    buffer.push(tagged(*range(1, 8)), label[:, :7])
+    out = buffer.replace(tagged(*[-1.0] * 400), label, 1.0, make_generator())
+    assert set(out.flatten().tolist()) == {5.0, 6.0, 7.0}
+
+
 def test_sources_have_rings_of_their_own():
     buffer = ReplayBuffer(2, 2, 1, per_class=4)
     buffer.push(torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]]), torch.tensor([[0, 1], [0, 0]]))
@@ -49,7 +66,7 @@ def test_sources_have_rings_of_their_own():
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=8), st.integers(4, 6)
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8), st.integers(1, 6)
 )
 def test_a_ring_holds_the_newest_rows(pushes, per_class):
     buffer = ReplayBuffer(1, 3, 1, per_class=per_class)
@@ -71,7 +88,7 @@ def make_filled(sources: int = 3, classes: int = 4, per_class: int = 6) -> Repla
     for source in range(sources):
         for label in range(classes - 1):
             slots = torch.arange(per_class, dtype=torch.float32).unsqueeze(1).expand(-1, 2)
-            buffer.rows[source, label] = 100.0 * (source + 1) + 10.0 * label + slots
+            buffer.rows[source, label, :per_class] = 100.0 * (source + 1) + 10.0 * label + slots
     buffer.pushed[:, : classes - 1] = per_class
     return buffer
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sourceward.errors import InputError
 from sourceward.functional import EnergyWeights, row_keys
 from sourceward.samplers import ACCEPT_RULES, SAMPLERS, Chain, StepSettings, keyed_noise, run
 from tests.helpers import make_generator, quadratic, random_weights, target_of
@@ -211,7 +212,7 @@ def test_a_source_does_not_depend_on_the_others(sampler, accept):
 
 @pytest.mark.parametrize(("sampler", "accept"), REFUSED)
 def test_a_rule_that_needs_a_density_refuses_a_sampler_without_one(sampler, accept):
-    with pytest.raises(ValueError, match="needs a step with a known proposal density"):
+    with pytest.raises(InputError, match="needs a step with a known proposal density"):
         walk(sampler, accept, make_rows())
 
 

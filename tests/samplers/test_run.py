@@ -154,6 +154,8 @@ def test_unknown_sampler_gets_the_nearest():
         ("clip", -1.0),
         ("momentum", 1.0),
         ("momentum", -0.1),
+        *[(name, float("nan")) for name in ("step_size", "noise_std", "clip", "momentum")],
+        ("step_size", float("inf")),
     ],
 )
 def test_bad_settings_are_an_error(setting, value):
