@@ -16,13 +16,24 @@ from torch import Tensor, nn
 
 from sourceward.algorithm import Batch, objective
 from sourceward.errors import InputError, TrainingError
-from sourceward.functional import Loss
+from sourceward.functional import Loss, class_centers
 from sourceward.nn import Network, ReplayBuffer
+from sourceward.parallel import ALONE, Processes
 from sourceward.settings import LoopSettings, TrainSettings
 from sourceward.storage import load_tensors, save_tensors
 
 CHECK_EVERY = 20
 """Iterations between looks at the loss: each look waits for the device."""
+
+CENTER_PULL = 0.1
+"""How far a batch pulls the stored class centres toward its own while the backbone trains."""
+
+SEED_STRIDE = 1_000_003
+"""Between the seeds of processes: more than there are iterations."""
+
+
+Inputs = Tensor | dict[str, Tensor]
+"""What a backbone takes: images, features, or tokens by name."""
 
 
 class Feed(Protocol):
@@ -39,6 +50,7 @@ class ResidentFeed:
         labels: one tensor per source, (rows,).
         batch_size: rows of each source.
         shifted: (inputs, labels) of no source, to practise on.
+        prepare: turns drawn rows (sources x batch, ...) into what the backbone takes, e.g. augmented images.
     """
 
     def __init__(
@@ -47,13 +59,17 @@ class ResidentFeed:
         labels: list[Tensor],
         batch_size: int,
         shifted: tuple[Tensor, Tensor] | None = None,
+        prepare: Callable[[Tensor, torch.Generator], Inputs] | None = None,
     ) -> None:
-        self.inputs, self.labels, self.batch_size, self.shifted = inputs, labels, batch_size, shifted
+        self.inputs, self.labels, self.batch_size = inputs, labels, batch_size
+        self.shifted, self.prepare = shifted, prepare
 
     def __call__(self, generator: torch.Generator) -> Batch:
         rows = [self._rows(len(x), x.device, generator) for x in self.inputs]
-        inputs = torch.stack([x[i] for x, i in zip(self.inputs, rows)])
+        inputs: Any = torch.stack([x[i] for x, i in zip(self.inputs, rows)])
         labels = torch.stack([y[i] for y, i in zip(self.labels, rows)])
+        if self.prepare is not None:
+            inputs = unflatten(self.prepare(inputs.flatten(0, 1), generator), inputs.shape[:2])
         if self.shifted is None:
             return Batch(inputs, labels)
         i = self._rows(len(self.shifted[0]), inputs.device, generator)
@@ -71,24 +87,42 @@ class Trainer:
         loop: optimisation settings.
         settings: of the objective.
         seed: of batches, noise and dropout.
+        processes: those that train together; each draws its own batches, gradients are averaged.
+        bf16: run the backbone in bfloat16; heads and energies stay in float32.
     """
 
-    def __init__(self, network: Network, loop: LoopSettings, settings: TrainSettings, seed: int = 0) -> None:
+    def __init__(
+        self,
+        network: Network,
+        loop: LoopSettings,
+        settings: TrainSettings,
+        seed: int = 0,
+        *,
+        processes: Processes = ALONE,
+        bf16: bool = False,
+    ) -> None:
         self.network, self.loop, self.settings = network, loop, settings
-        self.average = copy.deepcopy(network).requires_grad_(False)
+        self.processes, self.seed = processes, seed + SEED_STRIDE * processes.rank
+        self.average = copy.deepcopy(network).requires_grad_(False).eval()
         device = network.scale.device
         per_class = min(500, math.ceil(3500 / network.classes))  # 500 for the 7 classes of PACS
         self.replay = ReplayBuffer(network.sources, network.classes, network.dim, per_class).to(device)
         self.optimizer = torch.optim.AdamW(_groups(network, loop), weight_decay=loop.weight_decay)
-        self.generator = torch.Generator(device=device).manual_seed(seed)
+        self.generator = torch.Generator(device=device).manual_seed(self.seed)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
         self.iteration = 0
 
     def step(self, feed: Feed) -> Loss:
         """One iteration."""
         batch = feed(self.generator)
-        batch = batch._replace(feature=_features(self.network, batch.feature))
-        if batch.shifted is not None:
-            batch = batch._replace(shifted=self.network.features(batch.shifted).detach())
+        if self.network.backbone is not None:
+            torch.manual_seed(self.seed + self.iteration)  # its dropout draws from the global generator
+        with self.autocast:
+            batch = batch._replace(feature=_features(self.network, batch.feature))
+            if batch.shifted is not None:
+                batch = batch._replace(shifted=self.network.features(batch.shifted).detach())
+        if self.network.backbone is not None:
+            self._refresh_centers(batch.feature.detach(), batch.label)
         loss = objective(self.network, self.replay, batch, self.settings, self.generator)
         if self.iteration % CHECK_EVERY == 0:
             _check(loss, batch.feature, self.iteration)
@@ -96,6 +130,7 @@ class Trainer:
             group["lr"] = group["peak"] * rate(self.iteration / self.loop.max_iter, self.loop.schedule)
         self.optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
+        self.processes.average_gradients(self.network.parameters())
         self.optimizer.step()
         self.iteration += 1
         self._update_average()
@@ -105,10 +140,15 @@ class Trainer:
     def _update_average(self) -> None:
         """Exponential moving average, with a short memory at first so that the start is forgotten."""
         decay = min(self.loop.average, self.iteration / (self.iteration + 9))
-        for mean, value in zip(self.average.parameters(), self.network.parameters()):
-            mean.lerp_(value, 1 - decay)
-        for mean, value in zip(self.average.buffers(), self.network.buffers()):
-            mean.copy_(value)
+        torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
+        torch._foreach_copy_(list(self.average.buffers()), list(self.network.buffers()))
+
+    @torch.no_grad()
+    def _refresh_centers(self, feature: Tensor, label: Tensor) -> None:
+        """Stored class centres follow a backbone that moves: they stand in where a batch lacks a class."""
+        centers, count = class_centers(feature, label, self.network.classes)
+        pull = CENTER_PULL * (count > 0).unsqueeze(-1)
+        self.network.centers.lerp_(centers, pull.to(centers.dtype))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Every tensor that the rest of the training depends on."""
@@ -202,9 +242,21 @@ def _restore(trainer: Trainer, checkpoint: str | Path, fingerprint: str) -> None
     trainer.load_state_dict(state, meta["iteration"])
 
 
-def _features(network: Network, inputs: Tensor) -> Tensor:
+def unflatten(inputs: Inputs, shape: tuple[int, int]) -> Inputs:
+    """(sources x batch, ...) to (sources, batch, ...)."""
+    if isinstance(inputs, dict):
+        return {name: value.unflatten(0, shape) for name, value in inputs.items()}
+    return inputs.unflatten(0, shape)
+
+
+def _features(network: Network, inputs: Any) -> Tensor:
     """(sources, batch, ...) inputs to (sources, batch, dim): one backbone pass over all sources."""
-    return network.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+    if isinstance(inputs, dict):
+        shape = next(iter(inputs.values())).shape[:2]
+        flat: Any = {name: value.flatten(0, 1) for name, value in inputs.items()}
+    else:
+        shape, flat = inputs.shape[:2], inputs.flatten(0, 1)
+    return network.features(flat).unflatten(0, shape)
 
 
 def _groups(network: Network, loop: LoopSettings) -> list[dict[str, Any]]:
@@ -230,6 +282,11 @@ def _check(loss: Loss, feature: Tensor, iteration: int) -> None:
         raise TrainingError(
             f"Features collapsed to zero at iteration {iteration}: their norm is {norm:.1e} of what it was. "
             "Lower `backbone_rate`, or freeze the backbone."
+        )
+    if iteration >= 5 * CHECK_EVERY and abs(loss.contrast.item()) < 1e-8:
+        raise TrainingError(
+            f"Every sample has the same energy at iteration {iteration}: there is nothing to walk down. "
+            "Lower `energy_rate`, or train with a smaller `train_step_size`."
         )
     if not math.isfinite(loss.total.item()):
         raise TrainingError(

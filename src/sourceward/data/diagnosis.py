@@ -115,7 +115,7 @@ def doctor(
         notes=tuple(p for p in dataset.problems if p.kind not in (*BROKEN, "missing_class")),
         imbalance=float(counts.max() / max(1, counts[counts > 0].min())) if counts.any() else 1.0,
         plan=_plan(dataset, sources),
-        refusals=_refusals(sources, broken, allow_missing),
+        refusals=refuse(sources, broken, allow_missing),
     )
 
 
@@ -179,7 +179,7 @@ def _split_counts(dataset: DomainDataset) -> tuple[int, int] | None:
     return len(dataset) - held, held
 
 
-def _refusals(
+def refuse(
     sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: bool
 ) -> tuple[Refusal, ...]:
     found = []

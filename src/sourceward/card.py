@@ -1,0 +1,47 @@
+"""The README of a model folder."""
+
+from typing import Any
+
+
+def model_card(config: dict[str, Any]) -> str:
+    """What the model is, what it was trained on, how good it was there, how to use it."""
+    backbone = config["backbone"]
+    name = "feature vectors" if backbone is None else f"`{backbone['family']}:{backbone['name']}`"
+    sources, classes = config["sources"], config["classes"]
+    shown = ", ".join(classes[:20]) + (f" and {len(classes) - 20} more" if len(classes) > 20 else "")
+    lines = [
+        "---",
+        "library_name: sourceward",
+        "tags: [domain-generalization, test-time-adaptation, energy-based-model]",
+        "---",
+        "# A sourceward model",
+        "",
+        "Each test sample is moved toward the source domains before it is classified; no weight changes.",
+        "",
+        f"- Reads: {config['kind']} ({name})",
+        f"- Classes ({len(classes)}): {shown}",
+        f"- Source domains: {', '.join(sources)}",
+        f"- Walk at test time: {config['adapt']['num_steps']} steps of {config['adapt']['step']['step_size']:g}",
+        *_scores(config.get("metrics") or {}),
+        "",
+        "```python",
+        "import sourceward as sw",
+        "",
+        'model = sw.load("this/folder")',
+        f"model.predict({_EXAMPLE[config['kind']]})",
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+_EXAMPLE = {"image": '["a.jpg"]', "text": '["a text"]', "features": "X"}
+
+
+def _scores(metrics: dict[str, Any]) -> list[str]:
+    if "adapted" not in metrics:
+        return []
+    return [
+        f"- Accuracy on source validation: {100 * metrics['adapted']:.1f} % adapted, "
+        f"{100 * metrics['unadapted']:.1f} % without adaptation. An unseen domain will be harder.",
+    ]

@@ -1,0 +1,206 @@
+"""Everything that `fit` can be told, flat and by name, so that a preset, a file and `--set` say the same."""
+
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from sourceward.data.augment import Augmentation
+from sourceward.errors import InputError, unknown_name
+from sourceward.estimator import EnergyAdapter
+from sourceward.functional import Coefficients
+from sourceward.nn.heads import HEADS
+from sourceward.samplers import StepSettings
+from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
+
+_ESTIMATOR = {name: p.default for name, p in inspect.signature(EnergyAdapter).parameters.items()}
+
+FINE_TUNING: dict[str, Any] = {
+    "max_iter": 2000,
+    "batch_size": 32,
+    "learning_rate": 1e-3,
+    "backbone_rate": 5e-5,
+}
+"""Where training the backbone differs from training on features. The rate is the paper's for ResNet-18 on
+PACS; 32 of each source is what DomainBed draws and what a small machine can hold."""
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """Settings of a fit. What `EnergyAdapter` also has, it has with the same meaning and the same default.
+
+    Args:
+        backbone_rate: learning rate of the backbone.
+        schedule: `cosine`, `step` (x 0.1 at 60 %) or `constant`.
+        freeze_batchnorm: hold the backbone's batch norm statistics.
+        train_step_size: step size of the training chains.
+        replay_share: share of chain starts that come from the replay buffer.
+        posterior_chain: also run chains whose latent is the posterior of the sample's class.
+        augmentation: of training images.
+        image_size: side in pixels; that of the weights when None.
+        crop_fraction: share of the shorter side that is kept of each image; that of the weights when None.
+        max_length: of texts, in tokens; that of the model when None.
+        validation_fraction: share of each class of each source to select on, where the data has no lists.
+        evaluate_every: iterations between looks at source validation; a tenth of the training when None.
+        checkpoint_every: iterations between checkpoints.
+    """
+
+    num_steps: int = _ESTIMATOR["num_steps"]
+    step_size: float = _ESTIMATOR["step_size"]
+    noise_std: float = _ESTIMATOR["noise_std"]
+    sampler: str = _ESTIMATOR["sampler"]
+    accept: str = _ESTIMATOR["accept"]
+    aggregation: str = _ESTIMATOR["aggregation"]
+    num_draws: int = _ESTIMATOR["num_draws"]
+    head: str = _ESTIMATOR["head"]
+    max_iter: int = _ESTIMATOR["max_iter"]
+    batch_size: int = _ESTIMATOR["batch_size"]
+    learning_rate: float = _ESTIMATOR["learning_rate"]
+    energy_rate: float = _ESTIMATOR["energy_rate"]
+    backbone_rate: float = LoopSettings.backbone_rate
+    weight_decay: float = _ESTIMATOR["weight_decay"]
+    schedule: str = LoopSettings.schedule
+    average: float = _ESTIMATOR["average"]
+    freeze_batchnorm: bool = True
+    train_steps: int = _ESTIMATOR["train_steps"]
+    train_step_size: float = StepSettings.step_size
+    chains: int | None = _ESTIMATOR["chains"]
+    kl: float = _ESTIMATOR["kl"]
+    guide: float = _ESTIMATOR["guide"]
+    feature_noise: float = _ESTIMATOR["feature_noise"]
+    replay_share: float = TrainSettings.replay_share
+    posterior_chain: bool = TrainSettings.posterior_chain
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    image_size: int | None = None
+    crop_fraction: float | None = None
+    max_length: int | None = None
+    validation_fraction: float = 0.1
+    evaluate_every: int | None = None
+    checkpoint_every: int = 200
+
+    def __post_init__(self) -> None:
+        self.adapt().check()
+        self.loop(), self.train()
+        HEADS[self.head]
+        for name in ("evaluate_every", "checkpoint_every"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise InputError(f"Expected `{name}` to be 1 or more, but got {getattr(self, name)}.")
+
+    def adapt(self) -> AdaptSettings:
+        step = StepSettings(self.step_size, self.noise_std, accept=self.accept)
+        return AdaptSettings(self.num_steps, step, self.sampler, self.aggregation, self.num_draws)
+
+    def train(self, processes: int = 1) -> TrainSettings:
+        return TrainSettings(
+            self.train_steps,
+            StepSettings(self.train_step_size),
+            Coefficients(kl=self.kl, guide_energy=self.guide, guide_label=self.guide),
+            chains=None if self.chains is None else max(1, self.chains // processes),
+            replay_share=self.replay_share,
+            posterior_chain=self.posterior_chain,
+            feature_noise=self.feature_noise,
+        )
+
+    def loop(self) -> LoopSettings:
+        return LoopSettings(
+            self.max_iter,
+            self.batch_size,
+            self.learning_rate,
+            self.energy_rate,
+            self.backbone_rate,
+            self.weight_decay,
+            self.schedule,
+            self.average,
+            self.freeze_batchnorm,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))
+
+    def changed(self, values: Mapping[str, Any]) -> "FitSettings":
+        """With other values by name; `augmentation.hue` and the like reach inside.
+
+        >>> FitSettings().changed({"max_iter": "5", "augmentation.hue": 0.1}).augmentation.hue
+        0.1
+        """
+        inner = {k.partition(".")[2]: v for k, v in values.items() if k.startswith("augmentation.")}
+        plain = {k: v for k, v in values.items() if not k.startswith("augmentation.")}
+        if "augmentation" in plain:
+            inner = {**dict(plain.pop("augmentation")), **inner}
+        augmentation = replace(self.augmentation, **_typed(Augmentation, inner))
+        return replace(self, **_typed(FitSettings, plain), augmentation=augmentation)
+
+
+def settings_for(trains_backbone: bool, *layers: Mapping[str, Any] | None) -> FitSettings:
+    """The defaults of the way of training, then each layer over the ones before it."""
+    settings = FitSettings().changed(FINE_TUNING) if trains_backbone else FitSettings()
+    for layer in layers:
+        settings = settings.changed(layer or {})
+    return settings
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Settings from a JSON file."""
+    try:
+        values = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise InputError(f"'{path}' cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise InputError(f"Expected JSON in '{path}', but {error}.") from None
+    if not isinstance(values, dict):
+        raise InputError(f"Expected an object like {{\"max_iter\": 500}} in '{path}', but got {values!r}.")
+    return values
+
+
+def parse_assignments(texts: list[str]) -> dict[str, Any]:
+    """`key=value` texts.
+
+    >>> parse_assignments(["max_iter=500", "sampler=nesterov"])
+    {'max_iter': 500, 'sampler': 'nesterov'}
+    """
+    values = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InputError(f"Expected --set key=value, but got {text!r}.")
+        values[key.strip()] = _literal(value)
+    return values
+
+
+def _literal(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None if text.lower() == "none" else text
+
+
+def _typed(owner: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with the types that the fields of `owner` declare, or an error that says which."""
+    hints = get_type_hints(owner)
+    known = [f.name for f in fields(owner)]  # type: ignore[arg-type]
+    result = {}
+    for name, value in values.items():
+        if name not in known:
+            raise unknown_name("setting", name, known)
+        result[name] = _as_type(name, value, hints[name])
+    return result
+
+
+def _as_type(name: str, value: Any, hint: Any) -> Any:
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    value = _literal(value) if isinstance(value, str) and str not in options else value
+    for option in options:
+        wanted = get_origin(option) or option
+        if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if wanted is tuple and isinstance(value, list | tuple):
+            return tuple(value)
+        if isinstance(value, wanted) and (wanted is not int or not isinstance(value, bool)):
+            return value
+    names = " or ".join(
+        getattr(option, "__name__", str(option)).replace("NoneType", "null") for option in options
+    )
+    raise InputError(f"Expected setting `{name}` to be {names}, but got {value!r}.")

@@ -1,0 +1,54 @@
+"""Model folders on the Hugging Face Hub."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sourceward.errors import InputError
+
+
+@cache
+def hub_class() -> Any:
+    """A `ModelHubMixin` around `Model`, made when asked for: huggingface_hub is an optional package."""
+    try:
+        from huggingface_hub import ModelHubMixin, snapshot_download
+    except ImportError:
+        raise InputError(
+            "The Hub needs huggingface_hub: pip install 'sourceward[train]'. `sw.load` reads local folders "
+            "without it."
+        ) from None
+    from sourceward.model import Model
+
+    class HubModel(ModelHubMixin, library_name="sourceward"):
+        def __init__(self, model: Model) -> None:
+            self.model = model
+
+        def _save_pretrained(self, save_directory: Path) -> None:
+            self.model.save(save_directory)
+
+        @classmethod
+        def _from_pretrained(
+            cls,
+            *,
+            model_id: str,
+            revision: str | None = None,
+            cache_dir: str | Path | None = None,
+            force_download: bool = False,
+            local_files_only: bool = False,
+            token: str | bool | None = None,
+            device: str = "auto",
+            **_: Any,
+        ) -> "HubModel":
+            if Path(model_id).is_dir():
+                return cls(Model.load(model_id, device))
+            folder = snapshot_download(
+                model_id,
+                revision=revision,
+                cache_dir=cache_dir,
+                force_download=force_download,
+                local_files_only=local_files_only,
+                token=token,
+            )
+            return cls(Model.load(folder, device))
+
+    return HubModel

@@ -1,0 +1,265 @@
+"""Samples on their way to a backbone: resident on the device where they fit, streamed where they do not."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sourceward.algorithm import Batch
+from sourceward.data import (
+    DomainBatches,
+    DomainDataset,
+    cache_folder,
+    decode_images,
+    fits_in_memory,
+    in_order,
+    stream_batches,
+)
+from sourceward.data.augment import Augmentation, augment
+from sourceward.data.decode import INTERPOLATIONS, Geometry
+from sourceward.errors import InputError
+from sourceward.nn.backbones import Backbone, ImagePreprocessing
+from sourceward.progress import progress_bar
+from sourceward.storage import load_tensors, save_tensors
+from sourceward.train import Feed, Inputs, ResidentFeed, unflatten
+
+CHUNK = {"cpu": 64, "cuda": 512}
+"""Rows per backbone pass where nothing is learned."""
+
+
+class Samples(Protocol):
+    """The samples of one dataset, row by row, ready for a backbone."""
+
+    def batches(self, rows: slice) -> Iterator[Inputs]:
+        """Rows in order, not augmented."""
+
+    def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
+        """Training batches: `batch_size` rows of each part, from iteration `start` on."""
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Rows that live on the device: features, uint8 images, or tokens.
+
+    `plain` turns rows into what the backbone takes; `augmented` does so for training.
+    """
+
+    rows: Tensor
+    plain: Callable[[Tensor], Inputs]
+    augmented: Callable[[Tensor, torch.Generator], Inputs] | None = None
+
+    def batches(self, rows: slice) -> Iterator[Inputs]:
+        for piece in self.rows[rows].split(CHUNK[self.rows.device.type]):
+            yield self.plain(piece)
+
+    def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
+        inputs = [self.rows[part] for part in parts]
+        return ResidentFeed(inputs, [labels[part] for part in parts], batch_size, prepare=self.augmented)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Image files decoded by worker processes, a few batches ahead."""
+
+    dataset: DomainDataset
+    shape: Geometry
+    plain: Callable[[Tensor], Inputs]
+    augmented: Callable[[Tensor, torch.Generator], Inputs]
+    device: torch.device
+
+    def batches(self, rows: slice) -> Iterator[Inputs]:
+        part = self.dataset.select(np.arange(len(self.dataset))[rows])
+        for batch in self._stream(part, in_order(len(part), CHUNK[self.device.type])):
+            yield self.plain(batch.images.to(self.device, non_blocking=True))
+
+    def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
+        rows = np.concatenate([np.arange(len(self.dataset))[part] for part in parts])
+        part = self.dataset.select(rows)
+        stream = self._stream(part, DomainBatches(part.domains, batch_size, seed, start))
+
+        def draw(generator: torch.Generator) -> Batch:
+            batch = next(stream)
+            shape = (len(parts), batch_size)
+            images = self.augmented(batch.images.to(self.device, non_blocking=True), generator)
+            inputs: Any = unflatten(images, shape)
+            return Batch(inputs, batch.labels.to(self.device, non_blocking=True).view(shape))
+
+        return draw
+
+    def _stream(self, dataset: DomainDataset, batches: Any) -> Iterator[Any]:
+        size = (self.shape.height, self.shape.width)
+        options = {"crop_pct": self.shape.crop_pct, "interpolation": self.shape.interpolation}
+        return stream_batches(dataset, size, batches, fit=self.shape.fit, **options)
+
+
+def prepare_samples(
+    dataset: DomainDataset,
+    backbone: Backbone | None,
+    device: torch.device,
+    augmentation: Augmentation | None = None,
+    show: bool | None = None,
+) -> Samples:
+    """The samples of `dataset` for `backbone`: on the device where they fit, streamed where they do not."""
+    check_kind(dataset.kind, backbone)
+    if backbone is None:
+        return Resident(torch.from_numpy(dataset.items).to(device), lambda rows: rows)
+    if dataset.kind == "text":
+        return _tokens(dataset, backbone, device)
+    assert isinstance(backbone.preprocessing, ImagePreprocessing)
+    shape = image_geometry(backbone.preprocessing)
+    plain, augmented = _image_steps(backbone.preprocessing, augmentation or Augmentation())
+    if not _fits(dataset, shape, device):
+        return Streamed(dataset, shape, plain, augmented, device)
+    with progress_bar(len(dataset), "reading images", show) as advance:
+        decoded = decode_images(
+            dataset,
+            (shape.height, shape.width),
+            fit=shape.fit,
+            crop_pct=shape.crop_pct,
+            interpolation=shape.interpolation,
+            progress=lambda done, _: advance(done),
+        )
+    return Resident(decoded.images.to(device), plain, augmented)
+
+
+def check_kind(kind: str, backbone: Backbone | None) -> None:
+    expected = "features" if backbone is None else backbone.kind
+    if kind == expected:
+        return
+    hint = {
+        "features": "Features need no backbone.",
+        "image": "Use an image backbone such as 'timm:resnet18'.",
+        "text": "Use a text backbone such as 'hf:distilbert-base-uncased'.",
+    }[kind]
+    name = "a model of features" if backbone is None else f"the {backbone.kind} backbone {backbone.spec}"
+    raise InputError(f"Expected {expected} for {name}, but the data holds {kind}. {hint}")
+
+
+def image_geometry(preprocessing: ImagePreprocessing) -> Geometry:
+    """How the reader of image files makes what `preprocessing` describes."""
+    known = preprocessing.interpolation in INTERPOLATIONS
+    return Geometry(
+        *preprocessing.size,
+        "crop" if preprocessing.keep_aspect else "exact",
+        preprocessing.crop_fraction,
+        preprocessing.interpolation if known else "bilinear",
+    )
+
+
+def extract_features(
+    dataset: DomainDataset, backbone: Backbone, device: torch.device, show: bool | None = None
+) -> DomainDataset:
+    """The dataset with features in place of its items; each domain is computed once and kept on disk."""
+    check_kind(dataset.kind, backbone)
+    identity = _identity(backbone, device)
+    features = np.empty((len(dataset), backbone.dim), dtype=np.float32)
+    for code, name in enumerate(dataset.domain_names):
+        rows = np.flatnonzero(dataset.domains == code)
+        if len(rows):
+            part = dataset.select(rows)
+            features[rows] = _domain_features(part, name, backbone, device, identity, show)
+    return replace(dataset, kind="features", items=features)
+
+
+@torch.no_grad()
+def encode(
+    network: Callable[[Any], Tensor], samples: Samples, rows: slice, advance: Callable | None = None
+) -> Tensor:
+    """Features of `rows`, in order; bfloat16 inside the backbone on CUDA."""
+    parts: list[Tensor] = []
+    done = 0
+    for batch in samples.batches(rows):
+        device = (next(iter(batch.values())) if isinstance(batch, dict) else batch).device
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            parts.append(network(batch).float())
+        done += len(parts[-1])
+        if advance is not None:
+            advance(done)
+    return torch.cat(parts)
+
+
+def _domain_features(
+    part: DomainDataset,
+    name: str,
+    backbone: Backbone,
+    device: torch.device,
+    identity: str,
+    show: bool | None,
+) -> np.ndarray:
+    key = hashlib.blake2b(f"{part.content_hash()}{identity}".encode(), digest_size=16).hexdigest()
+    file = cache_folder() / "features" / f"{key}.safetensors"
+    if file.is_file():
+        try:
+            return load_tensors(file)[0]["features"].numpy()
+        except InputError:  # torn: computed again
+            file.unlink()
+    backbone = backbone.to(device).eval()
+    samples = prepare_samples(part, backbone, device, show=show)
+    with progress_bar(len(part), f"features of {name}", show) as advance:
+        features = encode(backbone, samples, slice(0, len(part)), advance).cpu()
+    try:
+        save_tensors(file, {"features": features}, {"backbone": backbone.spec})
+    except OSError:
+        pass  # a cache that cannot be written costs time, nothing else
+    return features.numpy()
+
+
+def _identity(backbone: Backbone, device: torch.device) -> str:
+    """Of everything the features depend on but the inputs."""
+    digest = hashlib.blake2b(json.dumps(backbone.config(), sort_keys=True).encode(), digest_size=16)
+    digest.update(device.type.encode())
+    digest.update(tensor_hash(backbone.state_dict()).encode())
+    return digest.hexdigest()
+
+
+def tensor_hash(tensors: dict[str, Tensor]) -> str:
+    """Of names and values."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _tokens(dataset: DomainDataset, backbone: Backbone, device: torch.device) -> Resident:
+    """All texts as one tensor (rows, kinds of token tensors, longest)."""
+    tokens = backbone.prepare([*dataset.items])
+    names = list(tokens)
+    mask = names.index("attention_mask")
+
+    def unpack(rows: Tensor) -> Inputs:
+        if rows.device.type == "cpu":  # padding is work; on a device, asking how much would make it wait
+            rows = rows[..., : int(rows[:, mask].sum(-1).max())]
+        return dict(zip(names, rows.unbind(1)))
+
+    rows = torch.stack([tokens[name] for name in names], dim=1).to(device)
+    return Resident(rows, unpack, lambda rows, generator: unpack(rows))
+
+
+def _image_steps(
+    preprocessing: ImagePreprocessing, augmentation: Augmentation
+) -> tuple[Callable[[Tensor], Inputs], Callable[[Tensor, torch.Generator], Inputs]]:
+    """uint8 images of the right size to normalised ones, and the same with augmentation."""
+
+    def laid_out(images: Tensor) -> Tensor:
+        fast = images.device.type == "cuda"
+        return images.contiguous(memory_format=torch.channels_last) if fast else images
+
+    def augmented(images: Tensor, generator: torch.Generator) -> Inputs:
+        values = {"mean": preprocessing.mean, "std": preprocessing.std}
+        return laid_out(augment(images, augmentation, generator=generator, **values))
+
+    return lambda images: laid_out(preprocessing.normalize(images)), augmented
+
+
+def _fits(dataset: DomainDataset, shape: Geometry, device: torch.device) -> bool:
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        if len(dataset) * 3 * shape.height * shape.width > free / 3:
+            return False
+    return fits_in_memory(dataset, (shape.height, shape.width))

@@ -1,0 +1,349 @@
+"""The artefact: one folder that predicts anywhere, without its training data and without network.
+
+config.json         classes, sources, backbone, preprocessing, settings, provenance, metrics
+model.safetensors   backbone, heads, energies, class centres, feature scale
+tokenizer/          where the model reads texts
+README.md           the model card
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sourceward.adapters import Adapted, EnergyAdaptation
+from sourceward.data.decode import decode_image, resize_arrays
+from sourceward.errors import InputError, unknown_name
+from sourceward.inputs import CHUNK, image_geometry
+from sourceward.nn import Network
+from sourceward.nn.backbones import Backbone, ImagePreprocessing
+from sourceward.parallel import choose_device
+from sourceward.samplers import StepSettings
+from sourceward.settings import AdaptSettings
+from sourceward.storage import load_tensors, save_tensors
+
+FORMAT_VERSION = 1
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer for one input, and what stands behind it."""
+
+    label: str
+    probability: float
+    votes: dict[str, str]
+    """Each source's own answer."""
+    energy_before: dict[str, float]
+    energy_after: dict[str, float]
+    status: str
+    """A name in `adapters.STATUS_TEXT`."""
+
+
+@dataclass
+class Model:
+    """A trained network with everything it takes to use it.
+
+    Args:
+        network: in eval mode, backbone included.
+        classes: names.
+        sources: names of the source domains.
+        settings: of test time.
+        info: what else the folder tells: data, settings of the training, metrics, versions.
+    """
+
+    network: Network
+    classes: tuple[str, ...]
+    sources: tuple[str, ...]
+    settings: AdaptSettings = field(default_factory=AdaptSettings)
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def backbone(self) -> Backbone | None:
+        backbone = self.network.backbone
+        assert backbone is None or isinstance(backbone, Backbone)
+        return backbone
+
+    @property
+    def kind(self) -> str:
+        """What it reads: `image`, `text` or `features`."""
+        return "features" if self.backbone is None else self.backbone.kind
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.scale.device
+
+    def to(self, device: str | torch.device) -> "Model":
+        self.network.to(choose_device(device))
+        return self
+
+    def predict(self, inputs: Any) -> list[Prediction]:
+        """Labels with what stands behind them.
+
+        Args:
+            inputs: images (paths, PIL images, uint8 arrays or a uint8 tensor), texts, or a float matrix of
+                features, whichever the model reads; features of its backbone are always welcome.
+        """
+        return self.explain(self.adapt(inputs))
+
+    def predict_proba(self, inputs: Any) -> np.ndarray:
+        """(n, classes)."""
+        return self.adapt(inputs).probabilities
+
+    def adapt(
+        self,
+        inputs: Any,
+        *,
+        num_steps: int | None = None,
+        sources: Sequence[str] | None = None,
+        trajectory: bool = False,
+    ) -> Adapted:
+        """Predict, and show how.
+
+        Args:
+            inputs: see `predict`.
+            num_steps: in place of the model's own; 0 predicts without adaptation.
+            sources: the sources that vote; all when None.
+            trajectory: keep every point of the walk.
+        """
+        return self.adapt_features(self.features(inputs), num_steps, sources, trajectory)
+
+    def adapt_features(
+        self,
+        feature: Tensor,
+        num_steps: int | None = None,
+        sources: Sequence[str] | None = None,
+        trajectory: bool = False,
+    ) -> Adapted:
+        """`adapt` from rescaled features (n, dim), as `features` returns them."""
+        settings = self.settings if num_steps is None else replace(self.settings, num_steps=num_steps)
+        return EnergyAdaptation(settings, self._numbers(sources), trajectory)(self.network, feature)
+
+    def explain(self, adapted: Adapted) -> list[Prediction]:
+        """One `Prediction` for each row."""
+        best = adapted.probabilities.argmax(1)
+        votes = adapted.per_source.argmax(2)
+
+        def named(values: np.ndarray) -> dict[str, float]:
+            return {name: float(value) for name, value in zip(self.sources, values)}
+
+        return [
+            Prediction(
+                self.classes[best[row]],
+                float(adapted.probabilities[row, best[row]]),
+                {name: self.classes[vote] for name, vote in zip(self.sources, votes[row])},
+                named(adapted.energy_before[row]),
+                named(adapted.energy_after[row]),
+                str(adapted.status[row]),
+            )
+            for row in range(len(adapted))
+        ]
+
+    @torch.no_grad()
+    def features(self, inputs: Any) -> Tensor:
+        """Rescaled features (n, dim) of whatever `predict` takes."""
+        self.network.eval()
+        if _is_matrix(inputs):
+            return self._scaled(torch.as_tensor(np.asarray(inputs, dtype=np.float32)))
+        if self.backbone is None:
+            raise InputError(
+                f"Expected a float matrix (n, {self.network.dim}) of features, but got {_describe(inputs)}."
+            )
+        items = [inputs] if isinstance(inputs, str | Path) or hasattr(inputs, "getpixel") else inputs
+        step = CHUNK[self.device.type]
+        parts = [self._encode(items[i : i + step]) for i in range(0, len(items), step)]
+        return torch.cat(parts) if parts else torch.zeros(0, self.network.dim, device=self.device)
+
+    def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Write the folder. `config.json` comes last: a folder that has one is whole."""
+        from sourceward.card import model_card
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = self.network.state_dict() if weights is None else weights
+        save_tensors(folder / WEIGHTS, state, {"format_version": FORMAT_VERSION})
+        if self.backbone is not None:
+            self.backbone.save_assets(folder)
+        config = self.config()
+        write_text(folder / CARD, model_card(config))
+        write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+
+    def config(self) -> dict[str, Any]:
+        """Everything but tensors and tokenizer, as JSON values."""
+        network = self.network
+        shape = {"sources": network.sources, "classes": network.classes, "dim": network.dim}
+        shape["hidden"] = network.energy.matrices[0].shape[1]
+        head = next(name for name, kind in _heads().items() if isinstance(network.head, kind))
+        config = {
+            "format_version": FORMAT_VERSION,
+            "kind": self.kind,
+            "classes": list(self.classes),
+            "sources": list(self.sources),
+            "network": {**shape, "head": head, "dropout": network.energy.dropout},
+            "backbone": None if self.backbone is None else self.backbone.config(),
+            "adapt": asdict(self.settings),
+            **self.info,
+        }
+        return json.loads(json.dumps(config))
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        device: str | torch.device = "auto",
+        *,
+        weights: str = WEIGHTS,
+        module: torch.nn.Module | None = None,
+    ) -> "Model":
+        """Read what `save` wrote.
+
+        Args:
+            folder: of the model.
+            device: `cpu`, `cuda` or `auto`.
+            weights: `last.safetensors` for those of the last iteration, where the folder has them.
+            module: the network of a backbone that is the user's own `nn.Module`.
+        """
+        folder, place = Path(folder), choose_device(device)
+        config = read_model_config(folder)
+        tensors, _ = load_tensors(folder / weights)
+        backbone = None
+        if config["backbone"] is not None:
+            backbone = Backbone.from_config(config["backbone"], assets=folder, module=module)
+        network = Network(**config["network"], backbone=backbone)
+        try:
+            network.load_state_dict(tensors)
+        except RuntimeError as error:
+            first = str(error).splitlines()[-1].strip()
+            raise InputError(f"'{folder / weights}' does not fit its config.json ({first}).") from None
+        adapt = dict(config["adapt"])
+        settings = AdaptSettings(**{**adapt, "step": StepSettings(**adapt["step"])})
+        own = {"format_version", "kind", "classes", "sources", "network", "backbone", "adapt"}
+        info = {key: value for key, value in config.items() if key not in own}
+        network.eval().requires_grad_(False).to(place)
+        return cls(network, tuple(config["classes"]), tuple(config["sources"]), settings, info)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **options: Any) -> "Model":
+        """From a folder or from the Hugging Face Hub."""
+        from sourceward.hub import hub_class
+
+        return hub_class().from_pretrained(name, **options).model
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload to the Hugging Face Hub; returns the address."""
+        from sourceward.hub import hub_class
+
+        return str(hub_class()(self).push_to_hub(repo_id, **options))
+
+    def _scaled(self, raw: Tensor) -> Tensor:
+        if raw.shape[1] != self.network.dim:
+            raise InputError(
+                f"Expected features of width {self.network.dim}, but got {raw.shape[1]}. "
+                "Use the extractor that the model was trained with."
+            )
+        return (raw.to(self.device) - self.network.shift) * self.network.scale
+
+    def _encode(self, items: Any) -> Tensor:
+        backbone = self.backbone
+        assert backbone is not None
+        if not isinstance(backbone.preprocessing, ImagePreprocessing):
+            return self.network.features(backbone.prepare([*items]))
+        shape = image_geometry(backbone.preprocessing)
+        if isinstance(items, Tensor) or (isinstance(items, np.ndarray) and items.ndim == 4):
+            images = resize_arrays(np.asarray(items), shape)
+        else:
+            images = torch.stack([_image(item, shape) for item in items])
+        return self.network.features(backbone.preprocessing.normalize(images.to(self.device)))
+
+    def _numbers(self, sources: Sequence[str] | None) -> tuple[int, ...] | None:
+        if sources is None:
+            return None
+        for name in sources:
+            if name not in self.sources:
+                raise unknown_name("source", name, self.sources)
+        return tuple(self.sources.index(name) for name in sources)
+
+
+def load(folder: str | Path, device: str | torch.device = "auto", **options: Any) -> Model:
+    """Load a model folder; see `Model.load`."""
+    return Model.load(folder, device, **options)
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    file = folder / CONFIG
+    if not file.is_file():
+        unfinished = (folder / "checkpoint.safetensors").exists() or (folder / "run.json").exists()
+        hint = "Its training has not finished: run the same `fit` again." if unfinished else "Check the path."
+        raise InputError(f"Expected a model folder at '{folder}', but found no {CONFIG} there. {hint}")
+    try:
+        config = json.loads(file.read_text())
+        version = config["format_version"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"'{file}' is damaged, or of another program.") from None
+    if version > FORMAT_VERSION:
+        raise InputError(
+            f"'{folder}' has format {version}, and this sourceward reads up to {FORMAT_VERSION}. "
+            "It was written by a newer one: run `pip install -U sourceward`."
+        )
+    return config
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _heads() -> dict[str, type]:
+    from sourceward.nn.heads import HEADS
+
+    return {name: HEADS[name] for name in HEADS}
+
+
+def _image(item: Any, shape: Any) -> Tensor:
+    if isinstance(item, np.ndarray) and item.ndim == 3:
+        from PIL import Image
+
+        item = Image.fromarray(item)
+    elif isinstance(item, Tensor) and item.ndim == 3:
+        return resize_arrays(item[None].cpu().numpy(), shape)[0]
+    try:
+        return torch.from_numpy(decode_image(item, shape))
+    except Exception as error:  # every format of PIL has its own exceptions for broken files
+        what = f"'{item}'" if isinstance(item, str | Path) else _describe(item)
+        raise InputError(f"Expected an image, but {what} cannot be read as one: {error}.") from None
+
+
+def _is_matrix(inputs: Any) -> bool:
+    if isinstance(inputs, Tensor):
+        return inputs.ndim == 2 and inputs.is_floating_point()
+    if isinstance(inputs, np.ndarray):
+        return inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.number)
+    return (
+        isinstance(inputs, list)
+        and bool(inputs)
+        and isinstance(inputs[0], list | np.ndarray)
+        and (np.ndim(inputs[0]) == 1)
+    )
+
+
+def _describe(inputs: Any) -> str:
+    if isinstance(inputs, np.ndarray | Tensor):
+        return f"an array of shape {tuple(inputs.shape)}"
+    if isinstance(inputs, list | tuple) and inputs:
+        return f"a list of {type(inputs[0]).__name__}"
+    return type(inputs).__name__
