@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
 from sourceward.errors import InputError
@@ -16,23 +15,33 @@ def encode_sources(
     """Rows of the sources, the sources' names in sorted order, and each row's source number."""
     if sample_domain is None:
         return X, y, ["source"], np.zeros(len(X), dtype=np.int64)
-    domain = column_or_1d(np.asarray(sample_domain))
-    if len(domain) != len(X):
+    domain = _plain(np.asarray(sample_domain))
+    if domain.shape != (len(X),):
         raise InputError(
-            f"Expected `sample_domain` to have one entry per row of X ({len(X)}), but got {len(domain)}."
+            f"Expected `sample_domain` to have one entry per row of X, shape ({len(X)},), "
+            f"but got shape {domain.shape}."
         )
-    if np.issubdtype(domain.dtype, np.integer) and (domain < 0).any():
+    if domain.dtype.kind == "i" and (domain < 0).any():
         keep = domain >= 0  # SKADA marks target rows by negative numbers
         X, y, domain = X[keep], y[keep], domain[keep]
         if not len(domain):
             raise InputError(
-                "Expected source rows in `sample_domain` (0 or more), but every entry is negative, which marks "
-                "target rows."
+                "Expected source rows in `sample_domain` (0 or more), but every entry is negative, which "
+                "marks target rows."
             )
-    elif np.issubdtype(domain.dtype, np.floating) and not np.isfinite(domain).all():
-        raise InputError("Expected names or integers in `sample_domain`, but got NaN or infinity.")
     names, source = np.unique(domain, return_inverse=True)
     return X, y, names.tolist(), source
+
+
+def _plain(domain: np.ndarray) -> np.ndarray:
+    """Names or integers; whole numbers in a column of floats or objects are integers, so that -1 stays -1."""
+    if domain.dtype == object:
+        domain = np.asarray(domain.tolist())
+    if domain.dtype.kind == "f" and (domain == np.trunc(domain)).all() and np.isfinite(domain).all():
+        domain = domain.astype(np.int64)
+    if domain.dtype.kind not in "iubU":
+        raise InputError("Expected names or integers in `sample_domain`, but got missing or other values.")
+    return domain
 
 
 def split_sources(
@@ -54,10 +63,15 @@ def split_sources(
         missing = np.setdiff1d(np.arange(len(classes)), label[rows])
         if len(missing) and not allow_missing:
             raise InputError(
-                f"Source {name!r} has no samples of class {classes[missing[0]]!r}; its energy cannot keep this "
-                "label. Remove the class, add samples, or pass allow_missing=True."
+                f"Source {name!r} has no samples of class {classes.tolist()[missing[0]]!r}; its energy "
+                "cannot keep this label. Remove the class, add samples, or pass allow_missing=True."
             )
         parts.append((torch.from_numpy(X[rows]), torch.from_numpy(label[rows].astype(np.int64))))
-    if np.ptp(X, axis=0).max() == 0:
+    spread = np.ptp(X.astype(np.float64), axis=0).max()
+    if spread == 0:
         raise InputError("Every row of X is the same; there is nothing to learn from. Check the extraction.")
+    if not 1e-15 < spread < 1e15:
+        raise InputError(
+            f"Expected features whose squares fit into float32, but X spans {spread:.0e}. Rescale X."
+        )
     return parts

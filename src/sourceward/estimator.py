@@ -1,7 +1,6 @@
 """`EnergyAdapter`: the method for feature matrices, with scikit-learn's conventions."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +142,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
                 them a lone source practises on its own samples under noise.
             y_shifted: (m,) their labels.
         """
-        X, y = validate_data(self, X, y, dtype=np.float32)
-        check_classification_targets(y)
+        self.__dict__.pop("network_", None)  # a fit that fails leaves nothing half fitted
+        X, y = self._validate(X, y, reset=True)
         self._check_settings()
         X, y, names, source = encode_sources(X, y, sample_domain)
         self.classes_, label = np.unique(y, return_inverse=True)
@@ -153,7 +152,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self.sources_ = names
         parts = split_sources(X, label, source, names, self.classes_, self.allow_missing)
         shifted = self._shifted(X_shifted, y_shifted)
-        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self._seed = self._draw_seed()
         self.network_ = self._train(parts, shifted)
         self.n_iter_ = self.max_iter
         return self
@@ -176,8 +175,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             sources: names of the sources that vote; all when None.
             trajectory: keep every point of the walk.
         """
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float32, reset=False)
+        check_is_fitted(self, "network_")
+        X = self._validate(X)
         settings = AdaptSettings(
             self.num_steps,
             self._step(),
@@ -189,11 +188,18 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         adapter = EnergyAdaptation(settings, self._source_numbers(sources), trajectory)
         with torch.no_grad():
             feature = self.network_.features(torch.from_numpy(X).to(self.network_.scale.device))
-        return adapter(self.network_, feature)
+        adapted = adapter(self.network_, feature)
+        finite = np.isfinite(adapted.probabilities).all(1)
+        if not finite.all():
+            raise InputError(
+                f"Row {finite.argmin()} of X is so far from the sources that it has no finite answer. "
+                "Check its units."
+            )
+        return adapted
 
     def save(self, path: str | Path) -> None:
         """Write the fitted estimator to one safetensors file."""
-        check_is_fitted(self)
+        check_is_fitted(self, "network_")
         save_tensors(path, self.network_.state_dict(), self._metadata())
 
     @classmethod
@@ -201,7 +207,17 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         """Read what `save` wrote."""
         tensors, meta = load_tensors(path)
         if meta.get("kind") != "EnergyAdapter":
-            raise InputError(f"'{path}' holds a {meta.get('kind')!r}, not an EnergyAdapter.")
+            raise InputError(f"Expected an EnergyAdapter in '{path}', but it holds something else.")
+        try:
+            return cls._restore(tensors, meta)
+        except (KeyError, TypeError, RuntimeError):
+            raise InputError(
+                f"'{path}' was written by sourceward {meta.get('version')}, which this version cannot read. "
+                "Use that version, or fit again."
+            ) from None
+
+    @classmethod
+    def _restore(cls, tensors: dict[str, Tensor], meta: dict[str, Any]) -> "EnergyAdapter":
         self = cls(**meta["params"])
         self.classes_ = np.array(meta["classes"], dtype=np.dtype(meta["classes_dtype"]))
         self.sources_ = list(meta["sources"])
@@ -232,15 +248,16 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             weight_decay=self.weight_decay,
             average=self.average,
         )
+        settings = self._train_settings()
         fingerprint = ""
         if self.checkpoint is not None:
-            fingerprint = _fingerprint(parts, shifted, self._plain_params(), self._seed)
+            fingerprint = _fingerprint(parts, shifted, (self.head, device, loop, settings, self._seed))
         with progress_bar(self.max_iter, "fitting", self.verbose) as advance:
             return train(
                 network,
                 feed,
                 loop,
-                self._train_settings(),
+                settings,
                 seed=self._seed,
                 checkpoint=self.checkpoint,
                 fingerprint=fingerprint,
@@ -263,6 +280,34 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             feature_noise=self.feature_noise,
         )
 
+    def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool = False) -> Any:
+        """scikit-learn's checks as input errors, and our own for values that are not finite."""
+        try:
+            with np.errstate(over="ignore"):  # what float32 cannot hold is infinity, and found below
+                checked = validate_data(self, X, y, dtype=np.float32, reset=reset, ensure_all_finite=False)
+            if not isinstance(y, str):
+                check_classification_targets(checked[1])
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        finite = np.isfinite(checked if isinstance(y, str) else checked[0]).all(1)
+        if not finite.all():
+            raise InputError(
+                f"Expected finite features, but got NaN or infinity in {(~finite).sum()} of {len(finite)} "
+                f"rows, the first at row {finite.argmin()}. Drop or impute them."
+            )
+        return checked
+
+    def _draw_seed(self) -> int:
+        if self.checkpoint is not None and self.random_state is None:
+            raise InputError(
+                "Expected a `random_state` beside `checkpoint`, but got None. Set one: a training that goes "
+                "on has to draw the same numbers."
+            )
+        try:
+            return int(check_random_state(self.random_state).randint(2**31 - 1))
+        except ValueError as error:
+            raise InputError(f"Expected `random_state` to be an integer, but {error}.") from None
+
     def _check_settings(self) -> None:
         """Refuse a wrong setting before an hour of training, not after it."""
         AdaptSettings(self.num_steps, self._step(), self.sampler, self.aggregation, self.num_draws).check()
@@ -273,7 +318,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             return None
         if X is None or y is None:
             raise InputError("Expected `X_shifted` and `y_shifted` together, but got only one of them.")
-        X, y = validate_data(self, X, y, dtype=np.float32, reset=False)
+        X, y = self._validate(X, y)
         unknown = sorted(set(y.tolist()) - set(self.classes_.tolist()))
         if unknown:
             raise InputError(f"`y_shifted` has classes that `y` does not have: {unknown}.")
@@ -293,7 +338,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         return tuple(known[name] for name in sources)
 
     def _plain_params(self) -> dict[str, Any]:
-        params = self.get_params()
+        params = {k: v.item() if isinstance(v, np.generic) else v for k, v in self.get_params().items()}
         params["checkpoint"] = None
         if not isinstance(params["random_state"], int | None):
             params["random_state"] = self._seed
@@ -320,14 +365,18 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"Expected `device` to be 'cpu', 'cuda' or 'auto', but got {name!r}.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"Device {name!r} was asked for, but no CUDA device is here. Use 'cpu' or 'auto'.")
-    return torch.device(name)
+    return device
 
 
-def _fingerprint(parts: list[Any], shifted: Any, params: dict[str, Any], seed: int) -> str:
+def _fingerprint(parts: list[Any], shifted: Any, settings: tuple[Any, ...]) -> str:
     """Of everything the training depends on: a checkpoint of anything else must not be resumed."""
-    digest = hashlib.sha256(json.dumps({**params, "seed": seed}, sort_keys=True).encode())
+    digest = hashlib.sha256(repr(settings).encode())
     for x, y in [*parts, *([shifted] if shifted else [])]:
         digest.update(x.cpu().numpy().tobytes())
         digest.update(y.cpu().numpy().tobytes())

@@ -1,13 +1,15 @@
 """Tensors and metadata in one safetensors file: written whole or not at all, never a pickle."""
 
+import hashlib
 import json
 import os
-import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from sourceward.errors import InputError
@@ -17,15 +19,15 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[st
     """Write `tensors` and JSON `metadata` to `path`; a crash or a full disk leaves the old file as it was."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    text = json.dumps({**metadata, "sha256": _digest(plain, metadata)}, sort_keys=True)
     try:
-        plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-        save_file(plain, temporary, metadata={"sourceward": json.dumps(metadata, sort_keys=True)})
+        # Not `save_file`: its files are readable by their owner alone, whatever the umask.
+        temporary.write_bytes(save(plain, metadata={"sourceward": text}))
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -35,12 +37,25 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise InputError(f"Expected a sourceward file at '{path}', but found none. Check the path.")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = (file.metadata() or {}).get("sourceward")
+            text = (file.metadata() or {}).get("sourceward")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
+        metadata = json.loads(text or "{}")
+        expected = metadata.pop("sha256", None)
+        if expected is not None and expected != _digest(tensors, metadata):
+            raise ValueError("its content is not what was saved")
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(
             f"'{path}' is damaged or no safetensors file ({error}). Save it again or restore a copy."
         ) from None
-    if metadata is None:
+    if text is None:
         raise InputError(f"'{path}' is a safetensors file, but not one that sourceward wrote.")
-    return tensors, json.loads(metadata)
+    return tensors, metadata
+
+
+def _digest(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
+    """Of everything in the file: a flipped bit must not become a prediction."""
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

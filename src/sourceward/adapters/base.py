@@ -18,7 +18,7 @@ KEPT_GATE = "kept_gate"
 NONFINITE = "nonfinite"
 
 STATUS_TEXT = {
-    MOVED: "At least one source lowered the sample's energy and moved it.",
+    MOVED: "At least one source moved the sample.",
     KEPT_ENERGY_NOT_LOWER: "No source found a step of lower energy; the answer is the unadapted one. "
     "A smaller `step_size` may help.",
     KEPT_GATE: "Adaptation was off for this sample; the answer is the unadapted one.",

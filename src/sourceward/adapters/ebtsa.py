@@ -1,11 +1,11 @@
 """The paper's adapter: every sample walks toward every source, and the sources vote."""
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sourceward.adapters.base import (
     ADAPTERS,
@@ -50,26 +50,28 @@ class EnergyAdaptation:
     def __call__(self, network: Network, feature: Tensor) -> Adapted:
         network.eval()
         keys = row_keys(feature.detach().cpu().numpy(), self.settings.seed).to(feature.device)
-        blocks = [
-            self._block(network, feature[i : i + BLOCK], keys[i : i + BLOCK])
-            for i in range(0, len(feature), BLOCK)
-        ]
-        parts = {name: [getattr(block, name) for block in blocks] for name in Adapted.__dataclass_fields__}
-        return Adapted(**{k: None if v[0] is None else np.concatenate(v) for k, v in parts.items()})
+        starts = range(0, max(len(feature), 1), BLOCK)
+        blocks = [self._block(network, feature[i : i + BLOCK], keys[i : i + BLOCK]) for i in starts]
+
+        def joined(name: str) -> Any:
+            parts = [getattr(block, name) for block in blocks]
+            return None if parts[0] is None else np.concatenate(parts)
+
+        return Adapted(**{name: joined(name) for name in Adapted.__dataclass_fields__})
 
     def _block(self, network: Network, feature: Tensor, keys: Tensor) -> Adapted:
         rows = len(feature)
-        pad = max(SMALLEST - rows, 0)
-        feature = torch.cat([feature, feature[-1:].expand(pad, -1)])
-        keys = torch.cat([keys, keys[-1:].expand(pad)])
-        answer = adapt(network, feature, keys, self.settings, sources=self.sources, record=self.record)
-        finite = torch.isfinite(answer.probability).all(-1)
-        if not bool(finite.all()):
-            still = AdaptSettings(num_steps=0, aggregation=self.settings.aggregation)
-            answer = _fall_back(answer, adapt(network, feature, keys, still, sources=self.sources), finite)
-        return self._to_numpy(answer, finite, network, rows)
+        missing = max(SMALLEST - rows, 0)
+        padded, padded_keys = pad(feature, (0, 0, 0, missing)), pad(keys, (0, missing))
+        answer = adapt(network, padded, padded_keys, self.settings, sources=self.sources, record=self.record)
+        adapted = self._to_numpy(answer, network, rows)
+        finite = np.isfinite(adapted.probabilities).all(1)
+        if finite.all() or not self.settings.num_steps:
+            return adapted
+        still = replace(self, settings=replace(self.settings, num_steps=0))
+        return _fall_back(adapted, still._block(network, feature, keys), finite)
 
-    def _to_numpy(self, answer: Answer, finite: Tensor, network: Network, rows: int) -> Adapted:
+    def _to_numpy(self, answer: Answer, network: Network, rows: int) -> Adapted:
         draws = max(self.settings.num_draws, 1)
         chain = answer.chain
 
@@ -77,11 +79,11 @@ class EnergyAdaptation:
             """Average over draws: (sources, draws x batch, ...) -> (batch, sources, ...)."""
             return values.unflatten(1, (draws, -1)).float().mean(1).transpose(0, 1)
 
-        before, after = mean(chain.energy_before), mean(chain.energy_after)
-        status = np.where((after < before).any(-1).cpu().numpy(), MOVED, KEPT_ENERGY_NOT_LOWER)
+        steps = mean(chain.steps)
+        voters = steps if self.sources is None else steps[:, list(self.sources)]
+        status = np.where((voters > 0).any(-1).cpu().numpy(), MOVED, KEPT_ENERGY_NOT_LOWER)
         if self.settings.num_steps == 0:
             status[:] = KEPT_GATE
-        status[~finite.cpu().numpy()] = NONFINITE
         trajectory = None
         if chain.trajectory is not None:
             points = network.raw(chain.trajectory.unflatten(2, (draws, -1)).mean(2))
@@ -90,9 +92,9 @@ class EnergyAdaptation:
             network.raw(mean(chain.feature))[:rows].cpu().numpy(),
             answer.probability[:rows].cpu().numpy(),
             answer.per_source.transpose(0, 1)[:rows].cpu().numpy(),
-            before[:rows].cpu().numpy(),
-            after[:rows].cpu().numpy(),
-            mean(chain.steps)[:rows].round().long().cpu().numpy(),
+            mean(chain.energy_before)[:rows].cpu().numpy(),
+            mean(chain.energy_after)[:rows].cpu().numpy(),
+            steps[:rows].round().long().cpu().numpy(),
             status[:rows],
             trajectory,
         )
@@ -111,9 +113,14 @@ class NoAdaptation:
         return EnergyAdaptation(AdaptSettings(num_steps=0))(network, feature)
 
 
-def _fall_back(answer: Answer, still: Answer, finite: Tensor) -> Answer:
-    row = finite.unsqueeze(-1)
-    return answer._replace(
-        probability=torch.where(row, answer.probability, still.probability),
-        per_source=torch.where(row, answer.per_source, still.per_source),
-    )
+def _fall_back(adapted: Adapted, still: Adapted, finite: np.ndarray) -> Adapted:
+    """The unadapted answer, in every respect, where the adapted one is not finite."""
+
+    def rows(name: str) -> Any:
+        value = getattr(adapted, name)
+        if value is None:
+            return None
+        keep = finite.reshape(-1, *[1] * (value.ndim - 1))
+        return np.where(keep, value, NONFINITE if name == "status" else getattr(still, name))
+
+    return Adapted(**{name: rows(name) for name in Adapted.__dataclass_fields__})
