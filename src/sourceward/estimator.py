@@ -64,7 +64,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         >>> y = np.tile([0, 1], 60)
         >>> domain = np.repeat(["a", "b"], 60)
         >>> X = rng.normal(size=(120, 4)) + 3 * y[:, None] + (domain == "b")[:, None]
-        >>> est = EnergyAdapter(max_iter=20, batch_size=16, train_steps=3).fit(X, y, sample_domain=domain)
+        >>> est = EnergyAdapter(num_steps=3, max_iter=20, learning_rate=0.03, train_steps=3)
+        >>> est = est.fit(X, y, sample_domain=domain)
         >>> est.predict(X[:2]).tolist(), est.adapt(X[:2]).energy_after.shape
         ([0, 1], (2, 2))
     """

@@ -23,9 +23,9 @@ from sourceward.settings import AdaptSettings
 BLOCK = 512
 """Rows computed together: bounds memory, whatever the number of rows."""
 
-SMALLEST = 16
-"""Fewer rows are padded to this many: below it BLAS switches kernels, and a row's last bits would depend on
-how many neighbours it has."""
+MULTIPLE = 32
+"""Rows are padded to a multiple of this: at other counts BLAS finishes with kernels for remainders, and a
+row's last bits would depend on how many neighbours it has."""
 
 
 @ADAPTERS.register("ebtsa")
@@ -61,7 +61,7 @@ class EnergyAdaptation:
 
     def _block(self, network: Network, feature: Tensor, keys: Tensor) -> Adapted:
         rows = len(feature)
-        missing = max(SMALLEST - rows, 0)
+        missing = -rows % MULTIPLE if rows else MULTIPLE
         padded, padded_keys = pad(feature, (0, 0, 0, missing)), pad(keys, (0, missing))
         answer = adapt(network, padded, padded_keys, self.settings, sources=self.sources, record=self.record)
         adapted = self._to_numpy(answer, network, rows)
