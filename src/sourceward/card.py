@@ -7,7 +7,7 @@ def model_card(config: dict[str, Any]) -> str:
     """What the model is, what it was trained on, how good it was there, how to use it."""
     backbone = config["backbone"]
     name = "feature vectors" if backbone is None else f"`{backbone['family']}:{backbone['name']}`"
-    sources, classes = config["sources"], config["classes"]
+    sources, classes, adapt = config["sources"], config["classes"], config["adapt"]
     shown = ", ".join(classes[:20]) + (f" and {len(classes) - 20} more" if len(classes) > 20 else "")
     lines = [
         "---",
@@ -21,7 +21,7 @@ def model_card(config: dict[str, Any]) -> str:
         f"- Reads: {config['kind']} ({name})",
         f"- Classes ({len(classes)}): {shown}",
         f"- Source domains: {', '.join(sources)}",
-        f"- Walk at test time: {config['adapt']['num_steps']} steps of {config['adapt']['step']['step_size']:g}",
+        f"- Walk at test time: {adapt['num_steps']} steps of {adapt['step']['step_size']:g}",
         *_scores(config.get("metrics") or {}),
         "",
         "```python",

@@ -180,7 +180,7 @@ def _literal(text: str) -> Any:
 def _typed(owner: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values with the types that the fields of `owner` declare, or an error that says which."""
     hints = get_type_hints(owner)
-    known = [f.name for f in fields(owner)]  # type: ignore[arg-type]
+    known = [f.name for f in fields(owner)]
     result = {}
     for name, value in values.items():
         if name not in known:

@@ -175,7 +175,7 @@ def _task(
     dim = trained.dim if trained is not None else dataset.items.shape[1]
     network = Network(len(train), len(dataset.classes), dim, settings.head, trained).to(device)
     if device.type == "cuda" and trained is not None and trained.kind == "image":
-        trained.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        trained.to(memory_format=torch.channels_last)
     labels = torch.from_numpy(dataset.labels).to(device)
     still = backbone if freeze else None
     return Task(network, samples, dataset, labels, train, val, still, None if trained is None else LOOK)

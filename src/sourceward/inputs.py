@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -28,8 +29,10 @@ from sourceward.progress import progress_bar
 from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import Feed, Inputs, ResidentFeed, unflatten
 
-CHUNK = {"cpu": 64, "cuda": 512}
-"""Rows per backbone pass where nothing is learned."""
+
+def rows_per_pass(device: torch.device) -> int:
+    """Of a backbone, where nothing is learned."""
+    return 512 if device.type == "cuda" else 16  # more do not fit the caches of a core
 
 
 class Samples(Protocol):
@@ -54,7 +57,7 @@ class Resident:
     augmented: Callable[[Tensor, torch.Generator], Inputs] | None = None
 
     def batches(self, rows: slice) -> Iterator[Inputs]:
-        for piece in self.rows[rows].split(CHUNK[self.rows.device.type]):
+        for piece in self.rows[rows].split(rows_per_pass(self.rows.device)):
             yield self.plain(piece)
 
     def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
@@ -74,7 +77,7 @@ class Streamed:
 
     def batches(self, rows: slice) -> Iterator[Inputs]:
         part = self.dataset.select(np.arange(len(self.dataset))[rows])
-        for batch in self._stream(part, in_order(len(part), CHUNK[self.device.type])):
+        for batch in self._stream(part, in_order(len(part), rows_per_pass(self.device))):
             yield self.plain(batch.images.to(self.device, non_blocking=True))
 
     def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
@@ -93,8 +96,14 @@ class Streamed:
 
     def _stream(self, dataset: DomainDataset, batches: Any) -> Iterator[Any]:
         size = (self.shape.height, self.shape.width)
-        options = {"crop_pct": self.shape.crop_pct, "interpolation": self.shape.interpolation}
-        return stream_batches(dataset, size, batches, fit=self.shape.fit, **options)
+        return stream_batches(
+            dataset,
+            size,
+            batches,
+            fit=self.shape.fit,
+            crop_pct=self.shape.crop_pct,
+            interpolation=self.shape.interpolation,
+        )
 
 
 def prepare_samples(
@@ -202,10 +211,8 @@ def _domain_features(
     samples = prepare_samples(part, backbone, device, show=show)
     with progress_bar(len(part), f"features of {name}", show) as advance:
         features = encode(backbone, samples, slice(0, len(part)), advance).cpu()
-    try:
+    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         save_tensors(file, {"features": features}, {"backbone": backbone.spec})
-    except OSError:
-        pass  # a cache that cannot be written costs time, nothing else
     return features.numpy()
 
 
@@ -251,8 +258,8 @@ def _image_steps(
         return images.contiguous(memory_format=torch.channels_last) if fast else images
 
     def augmented(images: Tensor, generator: torch.Generator) -> Inputs:
-        values = {"mean": preprocessing.mean, "std": preprocessing.std}
-        return laid_out(augment(images, augmentation, generator=generator, **values))
+        mean, std = preprocessing.mean, preprocessing.std
+        return laid_out(augment(images, augmentation, generator=generator, mean=mean, std=std))
 
     return lambda images: laid_out(preprocessing.normalize(images)), augmented
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from sourceward.adapters import Adapted, EnergyAdaptation
 from sourceward.data.decode import decode_image, resize_arrays
 from sourceward.errors import InputError, unknown_name
-from sourceward.inputs import CHUNK, image_geometry
+from sourceward.inputs import image_geometry, rows_per_pass
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.parallel import choose_device
@@ -157,9 +157,16 @@ class Model:
                 f"Expected a float matrix (n, {self.network.dim}) of features, but got {_describe(inputs)}."
             )
         items = [inputs] if isinstance(inputs, str | Path) or hasattr(inputs, "getpixel") else inputs
-        step = CHUNK[self.device.type]
+        step = rows_per_pass(self.device)
         parts = [self._encode(items[i : i + step]) for i in range(0, len(items), step)]
         return torch.cat(parts) if parts else torch.zeros(0, self.network.dim, device=self.device)
+
+    @torch.no_grad()
+    def image_features(self, images: Tensor) -> Tensor:
+        """Rescaled features of uint8 images (n, 3, height, width) that have the model's own size already."""
+        assert self.backbone is not None
+        assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
+        return self.network.features(self.backbone.preprocessing.normalize(images.to(self.device)))
 
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write the folder. `config.json` comes last: a folder that has one is whole."""
@@ -257,10 +264,8 @@ class Model:
             return self.network.features(backbone.prepare([*items]))
         shape = image_geometry(backbone.preprocessing)
         if isinstance(items, Tensor) or (isinstance(items, np.ndarray) and items.ndim == 4):
-            images = resize_arrays(np.asarray(items), shape)
-        else:
-            images = torch.stack([_image(item, shape) for item in items])
-        return self.network.features(backbone.preprocessing.normalize(images.to(self.device)))
+            return self.image_features(resize_arrays(np.asarray(items), shape))
+        return self.image_features(torch.stack([_image(item, shape) for item in items]))
 
     def _numbers(self, sources: Sequence[str] | None) -> tuple[int, ...] | None:
         if sources is None:

@@ -231,7 +231,7 @@ class Run:
 
 
 def validate(task: "Task", network: Network, settings: AdaptSettings) -> dict[str, Any]:
-    """Accuracy on the validation samples of each source, with and without adaptation; the means count sources."""
+    """Accuracy on source validation, with and without adaptation; the mean is over sources."""
     per_source = {}
     for name, rows in zip(task.dataset.domain_names, task.val):
         if rows.stop > rows.start:

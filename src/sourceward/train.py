@@ -43,7 +43,7 @@ class Feed(Protocol):
 
 
 class ResidentFeed:
-    """Batches from tensors that live on the device: the same number of rows from each source, with replacement.
+    """Batches from tensors that live on the device: as many rows from each source, with replacement.
 
     Args:
         inputs: one tensor per source, (rows, ...).
@@ -237,7 +237,8 @@ def _restore(trainer: Trainer, checkpoint: str | Path, fingerprint: str) -> None
     state, meta = load_tensors(checkpoint)
     if meta.get("fingerprint") != fingerprint:
         raise InputError(
-            f"'{checkpoint}' belongs to other data or settings. Remove it to start anew, or name another file."
+            f"'{checkpoint}' belongs to other data or settings. Remove it to start anew, or name "
+            "another file."
         )
     trainer.load_state_dict(state, meta["iteration"])
 

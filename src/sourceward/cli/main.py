@@ -8,7 +8,7 @@ import sys
 
 from sourceward.errors import InputError, TrainingError
 
-COMMANDS = ("demo", "doctor", "bench")
+COMMANDS = ("demo", "doctor", "fit", "evaluate", "predict", "bench", "list")
 """Each is a function of the same name in the module of the same name beside this file."""
 
 

@@ -1,0 +1,67 @@
+"""`sourceward evaluate RUN DATA`: does adaptation help this model on these domains?"""
+
+import json as jsonlib
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sourceward.cli.options import Data, Device, Json, Quiet, RunPath, bars
+
+
+def evaluate(
+    run: RunPath,
+    data: Data,
+    target: Annotated[list[str] | None, typer.Option(help="A domain to look at; may be repeated.")] = None,
+    num_steps: Annotated[int | None, typer.Option(help="Steps of the walk, if not the model's own.")] = None,
+    device: Device = "auto",
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Accuracy with and without adaptation, for each domain and source, with a 95 % interval of the gain.
+
+    Without --target it looks at the domains that the model was not trained on, or at all of them.
+    """
+    from sourceward.evaluation import evaluate as measure
+    from sourceward.model import load
+
+    result = measure(load(run, device), data, target=target or (), num_steps=num_steps, progress=bars(quiet))
+    if json:
+        typer.echo(jsonlib.dumps(result, indent=2))
+    else:
+        render(result, Console())
+
+
+def render(result: dict[str, Any], console: Console) -> None:
+    table = Table(title="Accuracy, %")
+    for column in ("domain", "samples", "votes", "no adaptation", "adapted", "gain (95 % interval)"):
+        table.add_column(column, justify="left" if column in ("domain", "votes") else "right")
+    for name, scores in result["domains"].items():
+        table.add_row(escape(name), f"{scores['samples']:,}", "[bold]all[/bold]", *_cells(scores))
+        for source, own in scores["per_source"].items():
+            table.add_row("", "", escape(source), *_percent(own["unadapted"], own["adapted"]), "")
+    if len(result["domains"]) > 1:
+        table.add_section()
+        table.add_row("mean", f"{result['mean']['samples']:,}", "all", *_cells(result["mean"]))
+    console.print(table)
+    console.print(verdict(result["mean"]), highlight=False)
+
+
+def verdict(scores: dict[str, Any]) -> str:
+    """One sentence for somebody who has to decide."""
+    if scores["gain_low"] > 0:
+        return "Adaptation helps here: the whole interval lies above 0."
+    if scores["gain_high"] < 0:
+        return "Adaptation hurts here: the whole interval lies below 0. Predict with --num-steps 0."
+    return "No clear difference: the interval holds 0. More labelled samples would narrow it."
+
+
+def _cells(scores: dict[str, Any]) -> tuple[str, ...]:
+    low, gain, high = (100 * scores[key] for key in ("gain_low", "gain", "gain_high"))
+    return (*_percent(scores["unadapted"], scores["adapted"]), f"{gain:+.1f} ({low:+.1f} to {high:+.1f})")
+
+
+def _percent(*shares: float) -> tuple[str, ...]:
+    return tuple(f"{100 * share:.1f}" for share in shares)

@@ -1,0 +1,97 @@
+"""`sourceward fit DATA --out RUN`: from labelled domains to a model folder."""
+
+import json as jsonlib
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sourceward.cli.options import Data, Device, Json, Quiet, bars
+
+FREEZE_HINT = (
+    "With --freeze heads and energies train on fixed features in about a minute on a CPU. For embeddings of "
+    "a foundation model this is where adaptation gains most."
+)
+
+
+def fit(
+    data: Data,
+    out: Annotated[str, typer.Option(help="Folder of the run; an unfinished run in it goes on.")],
+    target: Annotated[list[str] | None, typer.Option(help="A domain to leave out; may be repeated.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="timm:resnet18, torchvision:..., hf:..., or a folder.")
+    ] = None,
+    weights: Annotated[
+        str, typer.Option(help="A file, `default` for the library's, `none` for random.")
+    ] = "default",
+    freeze: Annotated[
+        bool, typer.Option("--freeze", help=f"Do not train the backbone. {FREEZE_HINT}")
+    ] = False,
+    preset: Annotated[
+        str | None, typer.Option(help="Settings of the paper: `sourceward list presets`.")
+    ] = None,
+    config: Annotated[str | None, typer.Option(help="A JSON file of settings.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting.")
+    ] = None,
+    max_iter: Annotated[int | None, typer.Option(help="Iterations.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples of each source per iteration.")] = None,
+    device: Device = "auto",
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Accept classes that a source lacks.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard, too.")
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train on every domain but --target and write a model folder.
+
+    A run that was killed goes on where it was when the same command is given again. Model selection looks at
+    held-out samples of the source domains, never at the target. Start with --freeze.
+    """
+    from sourceward.fit_settings import parse_assignments, read_config
+    from sourceward.fitting import fit as run
+
+    flags = {"max_iter": max_iter, "batch_size": batch_size}
+    changes: dict[str, Any] = read_config(config) if config else {}
+    changes |= parse_assignments(settings or [])
+    changes |= {name: value for name, value in flags.items() if value is not None}
+    model = run(
+        data,
+        out=out,
+        target=target or (),
+        backbone=backbone,
+        weights=None if weights.lower() == "none" else weights,
+        freeze=freeze,
+        preset=preset,
+        settings=changes,
+        device=device,
+        seed=seed,
+        allow_missing=allow_missing,
+        tensorboard=tensorboard,
+        progress=bars(quiet),
+    )
+    if json:
+        typer.echo(jsonlib.dumps({"out": out, "kind": model.kind, **model.info}, indent=2))
+    elif not quiet:
+        _summary(model.info, out, data)
+
+
+def _summary(info: dict[str, Any], out: str, data: str) -> None:
+    console, metrics = Console(), info["metrics"]
+    table = Table(title=f"Source validation, iteration {metrics['iteration']} of {metrics['last_iteration']}")
+    for column in ("source", "samples", "no adaptation", "adapted"):
+        table.add_column(column, justify="left" if column == "source" else "right")
+    for name, scores in metrics["per_source"].items():
+        cells = (f"{100 * scores[key]:.1f}" for key in ("unadapted", "adapted"))
+        table.add_row(escape(name), f"{scores['samples']:,}", *cells)
+    console.print(table)
+    console.print(f"Model in {escape(out)}, after {metrics['seconds']:.0f} s. Next:", highlight=False)
+    console.print(f"  sourceward evaluate {escape(out)} {escape(data)}", highlight=False, soft_wrap=True)
+    if info["training"]["backbone"] is not None and not info["training"]["freeze"]:
+        console.print(FREEZE_HINT, highlight=False)

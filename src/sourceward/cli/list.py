@@ -1,0 +1,81 @@
+"""`sourceward list datasets|adapters|backbones|presets`: the names that other commands take."""
+
+import json as jsonlib
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sourceward.cli.options import Json
+from sourceward.errors import unknown_name
+
+
+def list(
+    what: Annotated[str, typer.Argument(help="datasets, adapters, backbones or presets.")],
+    filter: Annotated[str | None, typer.Argument(help="A word or glob that the name must match.")] = None,
+    json: Json = False,
+) -> None:
+    """Show what can be named: datasets, adapters, backbones, presets."""
+    if what not in LISTS:
+        raise unknown_name("list", what, LISTS)
+    entries = LISTS[what](filter)
+    if json:
+        typer.echo(jsonlib.dumps(entries, indent=2))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    for entry in entries:
+        name, *rest = (str(value) for value in entry.values())
+        console.print(f"[bold]{escape(name)}[/bold]" if rest else escape(name))
+        for line in rest:
+            console.print(f"  {escape(line)}")
+
+
+def _datasets(filter: str | None) -> Any:
+    from sourceward.data import list_datasets
+
+    return [
+        {"name": entry.name, "about": entry.about, "where": entry.where, "layout": entry.layout}
+        for entry in list_datasets()
+        if _matches(entry.name, filter)
+    ]
+
+
+def _adapters(filter: str | None) -> Any:
+    from sourceward.adapters import ADAPTERS
+
+    docs = {name: (ADAPTERS[name].__doc__ or "").strip().split("\n")[0] for name in ADAPTERS}
+    return [{"name": name, "about": about} for name, about in docs.items() if _matches(name, filter)]
+
+
+def _backbones(filter: str | None) -> Any:
+    from sourceward.nn.backbones import list_backbones
+
+    return [{"name": name} for name in list_backbones(filter)]
+
+
+def _presets(filter: str | None) -> Any:
+    from sourceward.presets import PRESETS
+
+    chosen = {name: PRESETS[name] for name in PRESETS if _matches(name, filter)}
+    return [
+        {
+            "name": name,
+            "about": f"{p.about}. --backbone {p.backbone}, data {p.dataset}:/path",
+            **_set(p.settings),
+        }
+        for name, p in chosen.items()
+    ]
+
+
+def _set(settings: Any) -> dict[str, str]:
+    return {"settings": " ".join(f"{name}={value}" for name, value in settings.items())}
+
+
+def _matches(name: str, filter: str | None) -> bool:
+    from fnmatch import fnmatchcase
+
+    return filter is None or filter in name or fnmatchcase(name, filter)
+
+
+LISTS = {"datasets": _datasets, "adapters": _adapters, "backbones": _backbones, "presets": _presets}

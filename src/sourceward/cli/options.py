@@ -1,0 +1,16 @@
+"""Options that several subcommands share."""
+
+from typing import Annotated
+
+import typer
+
+Data = Annotated[str, typer.Argument(help="Folder, .tar, table, features, hf:NAME or name:/path.")]
+RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A model folder, as `fit` writes it.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no summary.")]
+
+
+def bars(quiet: bool) -> bool | None:
+    """What `progress=` wants: off, or when somebody is watching."""
+    return False if quiet else None

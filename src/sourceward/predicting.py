@@ -1,0 +1,244 @@
+"""From files to a file of predictions: every input gets a row, an unreadable one says why."""
+
+import csv
+import glob
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+
+from sourceward.data.decode import Geometry, decode_image, map_threads
+from sourceward.errors import InputError
+from sourceward.inputs import image_geometry
+from sourceward.model import Model, Prediction
+from sourceward.nn.backbones import ImagePreprocessing
+from sourceward.progress import progress_bar
+
+CHUNK = 256
+UNREADABLE = "unreadable"
+IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"}
+TABLES = {".csv": ",", ".tsv": "\t"}
+
+
+@dataclass(frozen=True)
+class Input:
+    """One sample to predict: its name in the output, and the path, text or feature vector."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failure:
+    name: str
+    reason: str
+
+
+def predict_files(
+    model: Model,
+    inputs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    column: str | None = None,
+    progress: bool | None = None,
+) -> list[Failure]:
+    """Write a row for every input to `out` (.csv or .jsonl) and return what could not be read.
+
+    Args:
+        model: see `load`.
+        inputs: images, folders and globs of them; files of texts, one a line; tables (.csv, .tsv) with a
+            column of texts or paths; .npy or .npz files of features: whichever the model reads.
+        out: written whole or not at all.
+        column: of the table, where it is not called `text`, `path` or `image`.
+        progress: show a bar; when standard error is a terminal if None.
+    """
+    writer = _writer_for(Path(out), model.sources)
+    samples = list(find_inputs(model, inputs, column))
+    if not samples:
+        raise InputError(f"Found nothing to predict in {', '.join(map(str, inputs))}.")
+    failures: list[Failure] = []
+    with progress_bar(len(samples), "predicting", progress) as advance, _whole_or_nothing(out) as stream:
+        write = writer(stream)
+        rest, done = iter(samples), 0
+        while chunk := list(islice(rest, CHUNK)):
+            values = list(_read(model, chunk))
+            good = [value for value in values if not isinstance(value, Failure)]
+            answers = iter(_answers(model, good) if good else [])
+            for sample, value in zip(chunk, values):
+                write(sample.name, value if isinstance(value, Failure) else next(answers))
+            failures += [value for value in values if isinstance(value, Failure)]
+            done += len(chunk)
+            advance(done)
+        if len(failures) == len(samples):
+            first = failures[0]
+            raise InputError(
+                f"None of the {len(samples):,} inputs could be read as {_NOUN[model.kind]}, which this model "
+                f"expects; the first, '{first.name}': {first.reason}."
+            )
+    return failures
+
+
+_NOUN = {"image": "an image", "text": "a text", "features": "features"}
+
+
+def find_inputs(model: Model, inputs: Sequence[str | Path], column: str | None = None) -> Iterator[Input]:
+    """Samples in the order given; folders and globs in alphabetical order."""
+    for given in inputs:
+        for path in _expand(str(given), model.kind):
+            if path.suffix.lower() in TABLES and model.kind != "features":
+                yield from _table(path, model.kind, column)
+            elif model.kind == "image":
+                yield Input(str(path), path)
+            elif model.kind == "text":
+                yield from _lines(path)
+            else:
+                yield from _matrix(path)
+
+
+def _expand(given: str, kind: str) -> list[Path]:
+    path = Path(given)
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        images = [p for p in found if p.suffix.lower() in IMAGES]
+        if kind == "image" and not images:
+            raise InputError(f"Expected images in '{given}', but found none of {', '.join(sorted(IMAGES))}.")
+        return images if kind == "image" else found
+    if path.exists():
+        return [path]
+    matches = [Path(name) for name in sorted(glob.glob(given, recursive=True))]
+    files = [match for match in matches if match.is_file()]
+    if not files:
+        raise InputError(f"No such file: '{given}'. Expected files, folders or globs.")
+    return files
+
+
+def _table(path: Path, kind: str, column: str | None) -> Iterator[Input]:
+    wanted = [column] if column else (["text"] if kind == "text" else ["path", "image", "file"])
+    with path.open(newline="", encoding="utf-8-sig") as stream:
+        reader = csv.DictReader(stream, delimiter=TABLES[path.suffix.lower()])
+        names = reader.fieldnames or []
+        found = next((name for name in wanted if name in names), None)
+        if found is None:
+            raise InputError(
+                f"'{path}' has no column {' or '.join(map(repr, wanted))}; it has "
+                f"{', '.join(names) or 'none'}. Name the one to read with --column."
+            )
+        for number, row in enumerate(reader, 2):
+            value = row[found] or ""
+            yield Input(f"{path}:{number}", value if kind == "text" else path.parent / value)
+
+
+def _lines(path: Path) -> Iterator[Input]:
+    try:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if line.strip():
+                yield Input(f"{path}:{number}", line)
+    except UnicodeDecodeError:
+        raise InputError(f"Expected a file of texts, one a line, but '{path}' is no text in UTF-8.") from None
+
+
+def _matrix(path: Path) -> Iterator[Input]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        rows = loaded["features"] if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
+    except Exception as error:  # zipfile, zlib and numpy each have their own way to say "no array"
+        raise InputError(f"Expected features in '{path}' (.npy, or .npz with `features`): {error}.") from None
+    for number, row in enumerate(np.atleast_2d(rows)):
+        yield Input(f"{path}:{number}", row.astype(np.float32))
+
+
+def _read(model: Model, chunk: list[Input]) -> Iterator[Any]:
+    """What `Model.predict` takes, or why it cannot be read."""
+    if model.kind == "image":
+        assert model.backbone is not None
+        assert isinstance(model.backbone.preprocessing, ImagePreprocessing)
+        shape = image_geometry(model.backbone.preprocessing)
+        yield from map_threads(lambda row: _decode(chunk[row], shape), range(len(chunk)), None)
+        return
+    for sample in chunk:
+        text = isinstance(sample.value, str)
+        ok = bool(sample.value.strip()) if text else bool(np.isfinite(sample.value).all())
+        yield sample.value if ok else Failure(sample.name, "it is empty" if text else "NaN or infinity")
+
+
+def _decode(sample: Input, shape: Geometry) -> np.ndarray | Failure:
+    try:
+        return decode_image(sample.value.read_bytes(), shape)
+    except Exception as error:  # every format of PIL has its own exceptions for broken files
+        reason = "the file is empty" if _is_empty(sample.value) else str(error).splitlines()[0]
+        return Failure(sample.name, reason.replace(" <_io.BytesIO object", "").split(" at 0x")[0])
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size == 0
+
+
+def _answers(model: Model, values: list[Any]) -> list[Prediction]:
+    if model.kind == "text":
+        return model.predict(values)
+    if model.kind == "features":
+        return model.predict(np.stack(values))
+    return model.explain(model.adapt_features(model.image_features(torch.from_numpy(np.stack(values)))))
+
+
+Write = Callable[[str, Prediction | Failure], None]
+
+
+def _writer_for(out: Path, sources: Sequence[str]) -> Callable[[TextIO], Write]:
+    if out.suffix.lower() == ".jsonl":
+        return _jsonl
+    if out.suffix.lower() == ".csv":
+        return lambda stream: _csv(stream, sources)
+    raise InputError(f"Expected --out to end in .csv or .jsonl, but got '{out}'.")
+
+
+def _jsonl(stream: TextIO) -> Write:
+    def write(name: str, answer: Prediction | Failure) -> None:
+        if isinstance(answer, Failure):
+            row: dict[str, Any] = {"status": UNREADABLE, "reason": answer.reason}
+        else:
+            row = dict(vars(answer))
+        stream.write(json.dumps({"input": name, **row}, ensure_ascii=False) + "\n")
+
+    return write
+
+
+def _csv(stream: TextIO, sources: Sequence[str]) -> Write:
+    table = csv.writer(stream)
+    parts = ("vote", "energy_before", "energy_after")
+    columns = [f"{part}_{name}" for part in parts for name in sources]
+    table.writerow(["input", "label", "probability", "status", *columns])
+
+    def write(name: str, answer: Prediction | Failure) -> None:
+        if isinstance(answer, Failure):
+            table.writerow([name, "", "", UNREADABLE, *[""] * len(columns)])
+            return
+        energies = [f"{e[s]:.6g}" for e in (answer.energy_before, answer.energy_after) for s in sources]
+        votes = [answer.votes[source] for source in sources]
+        table.writerow([name, answer.label, f"{answer.probability:.6g}", answer.status, *votes, *energies])
+
+    return write
+
+
+@contextmanager
+def _whole_or_nothing(path: str | Path) -> Iterator[TextIO]:
+    """A text file that appears when it is complete."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", newline="", encoding="utf-8") as stream:
+            yield stream
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"Could not write '{path}': {error.strerror or error}.") from None
+    finally:
+        temporary.unlink(missing_ok=True)
