@@ -154,7 +154,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         parts = split_sources(X, label, source, names, self.classes_, self.allow_missing)
         shifted = self._shifted(X_shifted, y_shifted)
         self._seed = self._draw_seed()
-        self.network_ = self._train(parts, shifted)
+        self.network_ = self._train(parts, shifted).requires_grad_(False)
         self.n_iter_ = self.max_iter
         return self
 
@@ -228,7 +228,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self.n_iter_, self._seed = meta["n_iter"], meta["seed"]
         self.network_ = self._network(len(self.sources_), self.n_features_in_)
         self.network_.load_state_dict(tensors)
-        self.network_.eval()
+        # As after `fit`: torch multiplies in another order where a gradient may be asked for.
+        self.network_.requires_grad_(False).eval()
         return self
 
     def _train(self, parts: list[tuple[Tensor, Tensor]], shifted: tuple[Tensor, Tensor] | None) -> Network:
