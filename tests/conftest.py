@@ -21,3 +21,19 @@ def shared() -> Path:
     if not folder.exists():
         pytest.skip("real data is not beside this checkout (../shared)")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded images and features of a test stay in its own folder."""
+    monkeypatch.setenv("SOURCEWARD_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder of images, trained once for all tests that only read it."""
+    from tests.tiny_runs import fit_tiny, tiny_images
+
+    out = tmp_path_factory.mktemp("runs") / "images"
+    fit_tiny(tiny_images(), out)
+    return out

@@ -81,7 +81,7 @@ def fit(
     configuration = _configuration(sources, body, freeze, plan, seed, processes)
     folder = RunFolder(Path(out), configuration)
     try:
-        if folder.open(processes):
+        if folder.open():
             return load(out, place)
         task = _task(sources, body, plan, freeze, processes, place, progress)
         run = Run(task, folder, plan, seed, processes, progress, tensorboard)

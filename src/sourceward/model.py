@@ -187,7 +187,7 @@ class Model:
         network = self.network
         shape = {"sources": network.sources, "classes": network.classes, "dim": network.dim}
         shape["hidden"] = network.energy.matrices[0].shape[1]
-        head = next(name for name, kind in _heads().items() if isinstance(network.head, kind))
+        head = next(name for name, kind in _heads().items() if type(network.head) is kind)
         config = {
             "format_version": FORMAT_VERSION,
             "kind": self.kind,
@@ -289,7 +289,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         raise InputError(f"Expected a model folder at '{folder}', but found no {CONFIG} there. {hint}")
     try:
         config = json.loads(file.read_text())
-        version = config["format_version"]
+        version = int(config["format_version"])
     except (ValueError, KeyError, TypeError):
         raise InputError(f"'{file}' is damaged, or of another program.") from None
     if version > FORMAT_VERSION:

@@ -56,9 +56,10 @@ class Processes:
         """(count, ...): this tensor of every process, on the host."""
         if self.count == 1:
             return tensor.cpu().unsqueeze(0)
-        from accelerate.utils import gather
-
-        return gather(tensor.to(device).unsqueeze(0).contiguous()).cpu()
+        mine = tensor.to(device).contiguous()
+        parts = [torch.empty_like(mine) for _ in range(self.count)]
+        torch.distributed.all_gather(parts, mine)
+        return torch.stack(parts).cpu()
 
     def wait(self) -> None:
         if self.state is not None:

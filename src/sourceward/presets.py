@@ -31,6 +31,7 @@ class Preset:
 PRESETS: Registry[Preset] = Registry("preset")
 
 PAPER: Mapping[str, Any] = {
+    "head": "prototype",  # [C]
     "max_iter": 10_000,  # [S]
     "batch_size": 128,  # [S] of each source
     "learning_rate": 1e-4,  # [T] latent network and classifier

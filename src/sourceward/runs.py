@@ -45,10 +45,9 @@ class RunFolder:
         self.path, self.configuration = path, json.loads(json.dumps(configuration))
         self.checkpoint, self.metrics = path / CHECKPOINT, path / "metrics.jsonl"
 
-    def open(self, processes: Processes) -> bool:
-        """Make or enter the folder; True when the run in it has finished."""
+    def open(self) -> bool:
+        """Whether the run has finished; what lies here of another run is refused."""
         file = self.path / "run.json"
-        processes.wait()
         if not file.exists():
             others = [p.name for p in self.path.iterdir()] if self.path.is_dir() else []
             if others:
@@ -56,12 +55,17 @@ class RunFolder:
                     f"'{self.path}' holds other files ({', '.join(sorted(others)[:3])}). Name an empty or "
                     "new folder for the run."
                 )
-            processes.wait()
-            if processes.is_main:
-                self.path.mkdir(parents=True, exist_ok=True)
-                write_text(file, json.dumps(self.configuration, indent=2) + "\n")
-            processes.wait()
             return False
+        finished = (self.path / CONFIG).exists()
+        if finished or self.checkpoint.exists():  # before that there is nothing to lose
+            self._compare(file)
+        return finished
+
+    def start(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_text(self.path / "run.json", json.dumps(self.configuration, indent=2) + "\n")
+
+    def _compare(self, file: Path) -> None:
         try:
             before = json.loads(file.read_text())
         except ValueError:
@@ -73,7 +77,6 @@ class RunFolder:
                 f"'{self.path}' holds a run of another configuration: {'; '.join(changed[:3])}{more}. "
                 "Name another folder, or remove this one."
             )
-        return (self.path / CONFIG).exists()
 
     def record(self, line: dict[str, Any]) -> None:
         with self.metrics.open("a") as stream:
@@ -104,7 +107,7 @@ class Run:
         self.seed = seed
         self.best: dict[str, Tensor] = {}
         self.best_scores: dict[str, Any] = {}
-        self.board = _board(folder.path) if tensorboard and processes.is_main else None
+        self.board = open_board(folder.path) if tensorboard and processes.is_main else None
         self.show = progress if processes.is_main else False
         self.every = settings.evaluate_every or max(1, settings.max_iter // 10)
 
@@ -113,6 +116,9 @@ class Run:
         started = time.monotonic()
         outer = torch.get_rng_state()  # dropout inside backbones draws from the global generator
         self.trainer = self._trainer()
+        if self.processes.is_main:
+            self.folder.start()
+            self.folder.rewind(self.trainer.iteration)
         self._loop()
         torch.set_rng_state(outer)
         task, network = self.task, self._current()
@@ -220,14 +226,12 @@ class Run:
     def _restore(self, trainer: Trainer) -> None:
         state, meta = load_tensors(self.folder.checkpoint)
         for name in [name for name in state if name.startswith(LOCAL)]:
-            state[name] = state[name][self.processes.rank]
+            state[name] = state[name][self.processes.rank].clone()
         prefix = "best."
         self.best = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         self.best_scores = meta["best"]
         rest = {k: v for k, v in state.items() if not k.startswith(prefix)}
         trainer.load_state_dict(rest, meta["iteration"])
-        if self.processes.is_main:
-            self.folder.rewind(meta["iteration"])
 
 
 def validate(task: "Task", network: Network, settings: AdaptSettings) -> dict[str, Any]:
@@ -278,7 +282,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _board(path: Path) -> Any:
+def open_board(path: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

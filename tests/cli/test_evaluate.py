@@ -1,0 +1,40 @@
+import io
+import json
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sourceward.cli.evaluate import evaluate, render, verdict
+from tests.tiny_runs import image_folder
+
+
+@pytest.fixture
+def run():
+    app = typer.Typer()
+    app.command()(evaluate)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_both_ways_each_source_and_an_interval(run, tiny_run, tmp_path):
+    root = image_folder(tmp_path / "images")
+    found = json.loads(run(tiny_run, root, "--json", "--device", "cpu").stdout)
+    assert list(found["domains"]) == ["c"]
+    scores = found["domains"]["c"]
+    assert scores["per_source"].keys() == {"a", "b"}
+    assert scores["gain_low"] <= scores["gain"] <= scores["gain_high"]
+    console = Console(width=120, record=True, file=io.StringIO())
+    render(found, console)
+    assert "gain (95 % interval)" in console.export_text()
+    named = json.loads(run(tiny_run, root, "--target", "a", "--target", "c", "--json").stdout)
+    assert list(named["domains"]) == ["a", "c"]
+    still = json.loads(run(tiny_run, root, "--num-steps", "0", "--json").stdout)
+    assert still["mean"]["gain"] == 0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"), [(0.01, 0.02, "helps"), (-0.02, -0.01, "hurts"), (-0.01, 0.01, "No clear")]
+)
+def test_a_sentence_to_decide_by(low, high, word):
+    assert word in verdict({"gain_low": low, "gain_high": high})

@@ -1,0 +1,120 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from sourceward.cli import main
+from tests.tiny_runs import image_folder, tiny_features
+
+FLAGS = ["--target", "c", "--backbone", "tiny:conv", "--weights", "none", "--device", "cpu"]
+SHORT = [
+    "--max-iter",
+    "4",
+    "--batch-size",
+    "4",
+    "--set",
+    "train_steps=2",
+    "--set",
+    "num_steps=2",
+    "--set",
+    "image_size=16",
+]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """run("fit", ...) -> (exit code, standard output, standard error), as the shell would see it."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sourceward", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def bank(tmp_path):
+    data = tiny_features()
+    path = tmp_path / "bank.npz"
+    names = np.array(data.domain_names)[data.domains]
+    np.savez(path, features=data.items, label=np.array(data.classes)[data.labels], domain=names)
+    return path
+
+
+def test_from_images_to_a_table_and_the_next_command(run, tmp_path):
+    root = image_folder(tmp_path / "images")
+    code, out, err = run("fit", root, "--out", tmp_path / "run", *FLAGS, *SHORT, "--freeze")
+    assert code == 0, err
+    assert "Source validation, iteration" in out
+    assert f"sourceward evaluate {tmp_path / 'run'} {root}" in out
+    assert (tmp_path / "run/config.json").exists()
+
+
+def test_features_need_no_backbone_and_json_is_all_there_is(run, bank, tmp_path):
+    command = (
+        "fit",
+        bank,
+        "--out",
+        tmp_path / "run",
+        "--target",
+        "c",
+        *SHORT[:-2],
+        "--json",
+        "--device",
+        "cpu",
+    )
+    code, out, err = run(*command)
+    assert code == 0, err
+    assert json.loads(out)["metrics"]["last_iteration"] == 4
+    assert json.loads(run(*command)[1]) == json.loads(out), "a finished run is not trained again"
+
+
+def test_config_file_then_set_then_flag(run, bank, tmp_path):
+    (tmp_path / "c.json").write_text('{"max_iter": 9, "kl": 0.3, "train_steps": 2, "chains": 4}')
+    options = (
+        "--config",
+        tmp_path / "c.json",
+        "--set",
+        "kl=0.2",
+        "--max-iter",
+        3,
+        "--json",
+        "--device",
+        "cpu",
+    )
+    code, out, err = run("fit", bank, "--out", tmp_path / "run", "--target", "c", *options)
+    assert code == 0, err
+    settings = json.loads(out)["training"]["settings"]
+    assert (settings["max_iter"], settings["kl"], settings["chains"]) == (3, 0.2, 4)
+
+
+def test_bad_input_is_one_line_and_exit_code_two(run, bank, tmp_path):
+    table = tmp_path / "texts.csv"
+    table.write_text("text,label\nhello,x\n")
+    for arguments, message in (
+        ((tmp_path / "none",), "No such file or folder"),
+        ((table,), "domain"),
+        ((bank, "--target", "q"), "Unknown domain 'q'"),
+        ((bank, "--set", "lr=1"), "Unknown setting 'lr'"),
+        ((bank, "--backbone", "timm:resnet18"), "Features need no backbone"),
+    ):
+        code, out, err = run("fit", *arguments, "--out", tmp_path / "run")
+        assert code == 2, arguments
+        assert message in err
+        assert err.count("\n") == 1
+        assert not out
+        assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_on_request(run, bank, tmp_path):
+    pytest.importorskip("tensorboard")
+    options = ("--target", "c", *SHORT[:-2], "--tensorboard", "-q", "--device", "cpu")
+    code, out, err = run("fit", bank, "--out", tmp_path / "run", *options)
+    assert (code, out) == (0, ""), err
+    assert list((tmp_path / "run/tensorboard").iterdir())

@@ -1,0 +1,45 @@
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sourceward.adapters import list_adapters
+from sourceward.cli.list import LISTS
+from sourceward.cli.list import list as command
+from sourceward.data import list_datasets
+from sourceward.errors import InputError
+from sourceward.presets import list_presets
+
+EXPECTED = {
+    "datasets": lambda: [entry.name for entry in list_datasets()],
+    "adapters": list_adapters,
+    "presets": list_presets,
+    "backbones": lambda: ["tiny:conv", "tiny:text"],
+}
+
+
+@pytest.fixture
+def run():
+    app = typer.Typer()
+    app.command()(command)
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize("what", sorted(LISTS))
+def test_names_for_people_and_for_machines(run, what):
+    narrowed = ["tiny:*"] if what == "backbones" else []
+    entries = json.loads(run(what, *narrowed, "--json").stdout)
+    assert [entry["name"] for entry in entries] == EXPECTED[what]()
+    shown = run(what, *narrowed).stdout
+    assert all(entry["name"] in shown for entry in entries)
+
+
+def test_a_filter_and_a_wrong_name(run):
+    assert [e["name"] for e in json.loads(run("presets", "pacs", "--json").stdout)] == [
+        "pacs-resnet18",
+        "pacs-resnet50",
+    ]
+    result = run("dataset")
+    assert isinstance(result.exception, InputError)
+    assert "Did you mean 'datasets'" in str(result.exception)

@@ -1,0 +1,98 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sourceward.cli.predict import predict
+from sourceward.errors import InputError
+from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_texts
+
+
+@pytest.fixture
+def run():
+    app = typer.Typer()
+    app.command()(predict)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def images(tmp_path):
+    return image_folder(tmp_path / "images")
+
+
+def rows(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_folders_globs_and_files_give_a_row_each(run, tiny_run, images, tmp_path):
+    out = tmp_path / "p.csv"
+    result = run(tiny_run, images / "c/x", f"{images}/c/y/[01].png", images / "c/z/0.png", "--out", out)
+    assert result.exit_code == 0, result.output
+    found = rows(out)
+    assert [row["input"].split("/")[-2] for row in found] == ["x"] * 6 + ["y"] * 2 + ["z"]
+    assert {row["label"] for row in found} <= {"x", "y", "z"}
+    assert set(found[0]) >= {"probability", "status", "vote_a", "energy_before_a", "energy_after_b"}
+
+
+def test_it_goes_on_past_what_cannot_be_read(run, tiny_run, images, tmp_path):
+    (images / "c/x/0.png").write_bytes(b"")
+    (images / "c/x/1.png").write_bytes((images / "c/x/2.png").read_bytes()[:80])
+    out = tmp_path / "p.jsonl"
+    result = run(tiny_run, images / "c/x", "--out", out)
+    assert result.exit_code == 0
+    assert "2 of the inputs could not be read" in result.stderr
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["status"] == "unreadable" for row in found] == [True, True] + [False] * 4
+    assert "empty" in found[0]["reason"]
+    assert found[2]["votes"].keys() == {"a", "b"}
+
+
+def test_a_table_of_paths(run, tiny_run, images, tmp_path):
+    table = images / "list.csv"
+    table.write_text("path,note\nc/x/0.png,first\nc/y/1.png,second\n")
+    assert run(tiny_run, table, "--out", tmp_path / "p.csv").exit_code == 0
+    assert len(rows(tmp_path / "p.csv")) == 2
+
+
+def test_texts_from_lines_and_tables(run, tmp_path):
+    fit_tiny(tiny_texts(), tmp_path / "run")
+    (tmp_path / "lines.txt").write_text("a great day\n\nan awful one\n")
+    (tmp_path / "table.csv").write_text('id,comment\n1,"fine, really"\n2,sad\n')
+    out = tmp_path / "p.csv"
+    assert run(tmp_path / "run", tmp_path / "lines.txt", "--out", out).exit_code == 0
+    assert [row["input"].rpartition(":")[2] for row in rows(out)] == ["1", "3"]
+    result = run(tmp_path / "run", tmp_path / "table.csv", "--out", out, "--column", "comment", "--json")
+    assert json.loads(result.stdout)["unreadable"] == []
+    assert len(rows(out)) == 2
+    missing = run(tmp_path / "run", tmp_path / "table.csv", "--out", out)
+    assert "has no column 'text'; it has id, comment" in str(missing.exception)
+
+
+def test_features(run, tmp_path):
+    data = tiny_features()
+    fit_tiny(data, tmp_path / "run")
+    np.save(tmp_path / "x.npy", data.items[:3])
+    assert run(tmp_path / "run", tmp_path / "x.npy", "--out", tmp_path / "p.csv").exit_code == 0
+    assert len(rows(tmp_path / "p.csv")) == 3
+
+
+def test_nothing_half_written(run, tiny_run, images, tmp_path, monkeypatch):
+    text = tmp_path / "notes.txt"
+    text.write_text("no image")
+    out = tmp_path / "p.csv"
+    for inputs, target, message in (
+        (text, out, "None of the 1 inputs could be read as an image"),
+        (images / "c", tmp_path / "p.xml", "Expected --out to end in .csv or .jsonl"),
+        (tmp_path / "nowhere", out, "No such file"),
+        (images / "c", "/proc/nowhere/p.csv", "Could not write"),
+    ):
+        result = run(tiny_run, inputs, "--out", target)
+        assert isinstance(result.exception, InputError)
+        assert message in str(result.exception)
+    monkeypatch.setattr("sourceward.predicting._answers", lambda *_: 1 / 0)
+    run(tiny_run, images / "c", "--out", out)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "notes.txt"]

@@ -1,0 +1,235 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sourceward.data import open_dataset
+from sourceward.errors import InputError, TrainingError
+from sourceward.fitting import arrange, fit
+from sourceward.inputs import extract_features, tensor_hash
+from sourceward.model import load
+from sourceward.train import Trainer
+from tests.tiny_runs import EACH, TINY, fit_tiny, image_folder, tiny_features, tiny_images, tiny_texts
+
+
+def weights_of(folder):
+    return tensor_hash(load_file(folder / "model.safetensors"))
+
+
+def kill_at(monkeypatch, iteration):
+    """The next training stops as if killed, right before that iteration."""
+    step = Trainer.step
+
+    def killed(self, feed):
+        if self.iteration == iteration:
+            raise KeyboardInterrupt
+        return step(self, feed)
+
+    monkeypatch.setattr(Trainer, "step", killed)
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [(tiny_images, {}), (tiny_texts, {}), (tiny_features, {}), (tiny_images, {"freeze": True})],
+    ids=["images", "texts", "features", "frozen"],
+)
+def test_a_folder_that_tells_everything(data, options, tmp_path):
+    dataset = data()
+    model = fit_tiny(dataset, tmp_path / "run", **options)
+    assert model.sources == ("a", "b")
+    assert model.classes == dataset.classes
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["metrics"]["last_iteration"] == TINY["max_iter"]
+    assert config["data"]["sources"] == ["a", "b"]
+    assert {"sourceward", "torch"} <= config["software"].keys()
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines if "validation" in line] == [6, 12]
+    assert "energy_gap" in lines[1]["loss"]
+    assert not (tmp_path / "run/checkpoint.safetensors").exists()
+    assert "Source domains: a, b" in (tmp_path / "run/README.md").read_text()
+
+
+@pytest.mark.parametrize("iteration", [3, 8])
+def test_killed_and_resumed_ends_with_the_same_bits(iteration, tiny_run, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        kill_at(patch, iteration)
+        with pytest.raises(KeyboardInterrupt):
+            fit_tiny(tiny_images(), tmp_path / "run")
+    assert not (tmp_path / "run/config.json").exists()
+    fit_tiny(tiny_images(), tmp_path / "run")
+    assert weights_of(tmp_path / "run") == weights_of(tiny_run)
+    validations = [
+        [line for line in (folder / "metrics.jsonl").read_text().splitlines() if "validation" in line]
+        for folder in (tmp_path / "run", tiny_run)
+    ]
+    assert validations[0] == validations[1]
+
+
+def test_a_finished_run_is_loaded_and_another_configuration_refused(tiny_run, monkeypatch):
+    kill_at(monkeypatch, 0)
+    assert fit_tiny(tiny_images(), tiny_run).info["metrics"]["last_iteration"] == 12
+    with pytest.raises(InputError, match=r"training\.settings\.max_iter was 12, now 13"):
+        fit_tiny(tiny_images(), tiny_run, settings={"max_iter": 13})
+    with pytest.raises(InputError, match=r"training\.seed was 0, now 1"):
+        fit_tiny(tiny_images(), tiny_run, seed=1)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match=r"holds other files \(letter.txt\)"):
+        fit_tiny(tiny_images(), tmp_path)
+
+
+def test_permuting_target_labels_changes_no_weight(tiny_run, tmp_path):
+    data = tiny_images()
+    target = np.flatnonzero(data.domains == 2)
+    data.labels[target] = np.random.default_rng(1).permutation(data.labels[target])
+    fit_tiny(data, tmp_path / "run")
+    assert weights_of(tmp_path / "run") == weights_of(tiny_run)
+
+
+def test_permuting_source_labels_changes_weights(tiny_run, tmp_path):
+    """The control of the test above."""
+    data = tiny_images()
+    source = np.flatnonzero(data.domains == 0)
+    data.labels[source] = np.random.default_rng(1).permutation(data.labels[source])
+    fit_tiny(data, tmp_path / "run")
+    assert weights_of(tmp_path / "run") != weights_of(tiny_run)
+
+
+def test_a_trained_backbone_moves_and_a_frozen_one_does_not(tiny_run, tmp_path):
+    def backbone(folder):
+        state = load_file(folder / "model.safetensors")
+        return tensor_hash({k: v for k, v in state.items() if k.startswith("backbone.")})
+
+    hashes = set()
+    for number in (12, 1):
+        fit_tiny(tiny_images(), tmp_path / f"{number}", freeze=True, settings={"max_iter": number})
+        hashes.add(backbone(tmp_path / f"{number}"))
+    assert len(hashes) == 1
+    assert backbone(tiny_run) not in hashes
+
+
+def test_batch_norm_statistics_stay(tiny_run):
+    state = load_file(tiny_run / "model.safetensors")
+    means = [v for k, v in state.items() if k.endswith("running_mean")]
+    assert means
+    assert all((mean == 0).all() for mean in means)
+
+
+def test_features_are_extracted_once(tmp_path, monkeypatch):
+    data = tiny_images()
+    fit_tiny(data, tmp_path / "one", freeze=True)
+    model = load(tmp_path / "one", "cpu")
+    monkeypatch.setattr("sourceward.inputs.encode", lambda *_: pytest.fail("extracted again"))
+    again = extract_features(data.without("c"), model.backbone, model.device)
+    assert again.items.shape == (2 * 3 * EACH, 128)
+
+
+def test_the_best_and_the_last_are_kept_and_of_equals_the_later(tmp_path, monkeypatch):
+    scores = iter([0.5, 0.9, 0.9, 0.1])
+
+    def validate(*_):
+        value = next(scores)
+        return {"adapted": value, "unadapted": value, "per_source": {}}
+
+    monkeypatch.setattr("sourceward.runs.validate", validate)
+    model = fit_tiny(tiny_features(), tmp_path / "run", settings={"evaluate_every": 3})
+    assert model.info["metrics"]["iteration"] == 9
+    last = load(tmp_path / "run", "cpu", weights="last.safetensors")
+    assert tensor_hash(last.network.state_dict()) != tensor_hash(model.network.state_dict())
+
+
+def test_streamed_images_train_and_resume_like_resident_ones_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("sourceward.inputs._fits", lambda *_: False)
+    monkeypatch.setattr("sourceward.data.stream.available_cores", lambda: 0)  # decode right here
+    data = open_dataset(image_folder(tmp_path / "images"))
+    fit_tiny(data, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        kill_at(patch, 8)
+        with pytest.raises(KeyboardInterrupt):
+            fit_tiny(data, tmp_path / "torn")
+    fit_tiny(data, tmp_path / "torn")
+    assert weights_of(tmp_path / "torn") == weights_of(tmp_path / "whole")
+
+
+def test_arranged_rows_train_or_validate_source_by_source():
+    data = tiny_images()
+    arranged, train, val = arrange(data)
+    assert sorted(arranged.ids) == sorted(data.ids)
+    for parts in (train, val):
+        for source, rows in enumerate(parts):
+            assert set(arranged.domains[rows].tolist()) == {source}
+    assert val[-1].stop == len(data)
+
+
+def test_a_collapse_stops_with_the_reason_and_the_next_try_may_differ(tmp_path):
+    with pytest.raises(TrainingError, match="Lower `learning_rate`"):
+        fit_tiny(tiny_features(), tmp_path / "run", settings={"learning_rate": 1e20, "max_iter": 30})
+    assert not (tmp_path / "run/config.json").exists()
+    (tmp_path / "run/checkpoint.safetensors").unlink()
+    fit_tiny(tiny_features(), tmp_path / "run")
+
+
+def test_damaged_checkpoint(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        kill_at(patch, 8)
+        with pytest.raises(KeyboardInterrupt):
+            fit_tiny(tiny_features(), tmp_path / "run")
+    checkpoint = tmp_path / "run/checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[: checkpoint.stat().st_size // 2])
+    with pytest.raises(InputError, match="damaged"):
+        fit_tiny(tiny_features(), tmp_path / "run")
+
+
+def test_full_disk_is_one_sentence_and_leaves_no_model(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sourceward.model.save_tensors", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        fit_tiny(tiny_features(), tmp_path / "run")
+    assert not (tmp_path / "run/config.json").exists()
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"backbone": "tiny:text"},
+            "for the text backbone tiny:text, but the data holds image",
+        ),
+        ({"backbone": "timm:resnet81"}, "Did you mean"),
+        ({"device": "cuda"}, "no CUDA device is here"),
+        ({"target": "d"}, "Unknown domain 'd'"),
+        ({"target": ("b", "c")}, "one source domain only"),
+        ({"preset": "pacs-resnet"}, "Unknown preset 'pacs-resnet'. Did you mean"),
+        ({"settings": {"max_itr": 3}}, "Unknown setting 'max_itr'. Did you mean 'max_iter'"),
+        ({"settings": {"num_steps": -3}}, "Use 0 to predict without adaptation"),
+        ({"settings": {"max_iter": "many"}}, "Expected setting `max_iter` to be int, but got 'many'"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for CUDA where there is none")
+def test_bad_input_is_refused_before_anything_is_written(options, message, tmp_path):
+    wanted = {"target": "c", "backbone": "tiny:conv", "weights": None, "device": "cpu", **options}
+    with pytest.raises(InputError, match=message):
+        fit(tiny_images(), out=tmp_path / "run", **wanted)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_domain_with_one_class_and_a_broken_image(tmp_path):
+    root = image_folder(tmp_path / "images")
+    (root / "a/x/0.png").write_bytes(b"")
+    with pytest.raises(InputError, match="cannot be read"):
+        fit_tiny(root, tmp_path / "run", backbone="tiny:conv", weights=None)
+    (root / "a/x/0.png").write_bytes((root / "a/x/1.png").read_bytes()[:60])
+    with pytest.raises(InputError, match="truncated"):
+        fit_tiny(root, tmp_path / "run", backbone="tiny:conv", weights=None)
+    for label in ("y", "z"):
+        for file in (root / "a" / label).iterdir():
+            file.unlink()
+    with pytest.raises(InputError, match="Domain 'a' has no images of class 'y'"):
+        fit_tiny(root, tmp_path / "run")

@@ -1,0 +1,198 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import sourceward as sw
+from sourceward.adapters import STATUS_TEXT
+from sourceward.errors import InputError
+from sourceward.evaluation import evaluate
+from sourceward.inputs import tensor_hash
+from sourceward.model import Model
+from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_images, tiny_texts
+
+
+@pytest.fixture(scope="module")
+def model(tiny_run):
+    return sw.load(tiny_run, "cpu")
+
+
+@pytest.fixture
+def copied(tiny_run, tmp_path):
+    return shutil.copytree(tiny_run, tmp_path / "copy")
+
+
+def target(dataset):
+    return dataset.of_domains("c")
+
+
+def test_loads_elsewhere_without_data_and_predicts_the_same(model, copied):
+    images = torch.from_numpy(target(tiny_images()).items)
+    again = sw.load(copied, "cpu")
+    assert np.array_equal(again.predict_proba(images), model.predict_proba(images))
+    assert again.settings == model.settings
+    assert again.info == model.info
+
+
+def test_saved_again_it_is_the_same_folder(model, tiny_run, tmp_path):
+    model.save(tmp_path / "again")
+    for name in ("config.json", "README.md"):
+        assert (tmp_path / "again" / name).read_text() == (tiny_run / name).read_text()
+
+
+def test_a_prediction_tells_what_stands_behind_it(model):
+    images = torch.from_numpy(target(tiny_images()).items[:3])
+    answers = model.predict(images)
+    adapted = model.adapt(images)
+    assert len(answers) == 3
+    first = answers[0]
+    assert first.label == model.classes[adapted.probabilities[0].argmax()]
+    assert first.probability == pytest.approx(adapted.probabilities[0].max())
+    assert first.votes.keys() == first.energy_before.keys() == first.energy_after.keys() == {"a", "b"}
+    assert first.status in STATUS_TEXT
+    assert all(first.energy_after[name] <= first.energy_before[name] for name in ("a", "b"))
+
+
+def test_every_form_of_an_image_gives_one_answer(model, tmp_path):
+    root = image_folder(tmp_path / "images")
+    paths = sorted(root.glob("c/*/*.png"))[:4]
+    arrays = [np.asarray(Image.open(path)) for path in paths]
+    forms = [
+        paths,
+        [str(path) for path in paths],
+        [Image.open(path) for path in paths],
+        arrays,
+        np.stack(arrays).transpose(0, 3, 1, 2),
+        torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2),
+    ]
+    answers = [model.predict_proba(form) for form in forms]
+    for answer in answers[1:]:
+        np.testing.assert_array_equal(answer, answers[0])
+    assert model.predict_proba(paths[0]).shape == (1, 3)
+
+
+def test_features_of_the_backbone_are_welcome(model):
+    images = torch.from_numpy(tiny_images().items[:5])
+    features = model.features(images)
+    raw = model.network.raw(features)
+    np.testing.assert_allclose(model.predict_proba(raw), model.predict_proba(images), atol=1e-4)
+
+
+def test_predicting_changes_no_parameter(model):
+    before = tensor_hash(model.network.state_dict())
+    model.predict(torch.from_numpy(tiny_images().items))
+    assert tensor_hash(model.network.state_dict()) == before
+
+
+def test_zero_steps_and_fewer_sources(model):
+    images = torch.from_numpy(tiny_images().items[:5])
+    still = model.adapt(images, num_steps=0)
+    assert set(still.status) == {"kept_gate"}
+    alone = model.adapt(images, sources=["b"])
+    np.testing.assert_allclose(alone.probabilities, alone.per_source[:, 1], atol=1e-6)
+    with pytest.raises(InputError, match="Unknown source 'c'"):
+        model.adapt(images, sources=["c"])
+
+
+@pytest.mark.parametrize("data", [tiny_texts, tiny_features])
+def test_texts_and_features(data, tmp_path):
+    dataset = data()
+    trained = fit_tiny(dataset, tmp_path / "run")
+    loaded = sw.load(tmp_path / "run", "cpu")
+    items = target(dataset).items
+    inputs = list(items) if dataset.kind == "text" else items
+    assert np.array_equal(loaded.predict_proba(inputs), trained.predict_proba(inputs))
+    assert loaded.kind == dataset.kind
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (["a text"], "Expected an image, but 'a text' cannot be read"),
+        (np.zeros((2, 7)), "Expected features of width 128, but got 7"),
+    ],
+)
+def test_wrong_inputs(model, inputs, message):
+    with pytest.raises(InputError, match=message):
+        model.predict(inputs)
+
+
+def test_images_for_a_model_of_texts_and_features(tmp_path):
+    for data in (tiny_texts, tiny_features):
+        loaded = fit_tiny(data(), tmp_path / data.__name__)
+        with pytest.raises(InputError, match="Expected a"):
+            loaded.predict(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+
+
+def test_damaged_folders(copied, tmp_path):
+    with pytest.raises(InputError, match="Expected a model folder"):
+        sw.load(tmp_path / "nowhere")
+    weights = copied / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="damaged"):
+        sw.load(copied)
+    weights.write_bytes(whole)
+    config = json.loads((copied / "config.json").read_text())
+    for change, message in (({"format_version": 99}, "newer"), ({"format_version": None}, "damaged")):
+        (copied / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(InputError, match=message):
+            sw.load(copied)
+    config["network"]["classes"] = 4
+    (copied / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="does not fit"):
+        sw.load(copied)
+
+
+def test_unfinished_run_says_so(copied):
+    (copied / "config.json").unlink()
+    with pytest.raises(InputError, match="run the same `fit` again"):
+        sw.load(copied)
+
+
+def test_hub_round_trip_through_the_mixin(model, tmp_path):
+    hub = pytest.importorskip("huggingface_hub")
+    from sourceward.hub import hub_class
+
+    assert issubclass(hub_class(), hub.ModelHubMixin)
+    hub_class()(model).save_pretrained(tmp_path / "hub")
+    again = Model.from_pretrained(tmp_path / "hub", device="cpu")
+    images = torch.from_numpy(tiny_images().items[:4])
+    assert np.array_equal(again.predict_proba(images), model.predict_proba(images))
+
+
+def test_evaluation_is_what_the_predictions_say(model):
+    data = tiny_images()
+    result = evaluate(model, data)
+    assert list(result["domains"]) == ["c"]
+    scores = result["domains"]["c"]
+    images, labels = torch.from_numpy(target(data).items), target(data).labels
+    for key, steps in (("unadapted", 0), ("adapted", None)):
+        predicted = model.adapt(images, num_steps=steps).probabilities.argmax(1)
+        assert scores[key] == pytest.approx((predicted == labels).mean())
+    assert scores["gain"] == pytest.approx(scores["adapted"] - scores["unadapted"])
+    assert scores["gain_low"] <= scores["gain"] <= scores["gain_high"]
+    assert set(evaluate(model, data, target=["a", "c"])["domains"]) == {"a", "c"}
+
+
+def test_interval_agrees_with_resampling_rows():
+    from sourceward.evaluation import _interval
+
+    random = np.random.default_rng(0)
+    change = random.choice([-1, 0, 1], 200, p=[0.1, 0.7, 0.2])
+    rows = random.integers(0, 200, (10_000, 200))
+    direct = _interval(change[rows].mean(1))
+    counts = random.multinomial(200, np.bincount(change + 1, minlength=3) / 200, 10_000)
+    ours = _interval((counts[:, 2] - counts[:, 0]) / 200)
+    assert ours["gain_low"] == pytest.approx(direct["gain_low"], abs=0.01)
+    assert ours["gain_high"] == pytest.approx(direct["gain_high"], abs=0.01)
+
+
+def test_a_class_that_the_model_does_not_know(model):
+    from dataclasses import replace
+
+    with pytest.raises(InputError, match="Unknown class 'w'"):
+        evaluate(model, replace(tiny_images(), classes=("w", "y", "z")))

@@ -1,0 +1,90 @@
+import pytest
+
+from sourceward.data import DATASETS
+from sourceward.errors import InputError
+from sourceward.fit_settings import FitSettings, parse_assignments, read_config, settings_for
+from sourceward.nn.backbones.factory import FAMILIES
+from sourceward.presets import PRESETS
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_names_of_presets_exist_and_values_are_accepted(name):
+    preset = PRESETS[name]
+    assert preset.dataset in set(DATASETS)
+    family, _, model = preset.backbone.partition(":")
+    assert FAMILIES[family].is_name(model)
+    settings = settings_for(True, preset.settings)
+    assert settings.max_iter == 10_000
+    assert settings.batch_size == 128
+    assert settings.step_size == 50
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "draws"),
+    [
+        ("pacs-resnet18", 5e-5, 10),
+        ("pacs-resnet50", 1e-5, 10),
+        ("office-home-resnet18", 1e-5, 5),
+        ("office-home-resnet50", 1e-5, 5),
+        ("rotated-mnist-resnet18", 5e-5, 10),
+        ("rotated-fashion-mnist-resnet18", 5e-5, 10),
+        ("pheme-distilbert", 3e-5, 10),
+    ],
+)
+def test_values_of_the_papers_table(name, rate, draws):
+    settings = settings_for(True, PRESETS[name].settings)
+    assert settings.backbone_rate == rate
+    assert settings.num_draws == draws
+
+
+def test_frozen_defaults_are_the_estimators():
+    import inspect
+
+    from sourceward import EnergyAdapter
+
+    defaults = {name: p.default for name, p in inspect.signature(EnergyAdapter).parameters.items()}
+    ours = vars(settings_for(False))
+    assert {name: defaults[name] for name in ours if name in defaults} == {
+        name: value for name, value in ours.items() if name in defaults
+    }
+
+
+def test_later_layers_win():
+    settings = settings_for(True, {"max_iter": 5, "kl": 0.5}, {"max_iter": "7"})
+    assert (settings.max_iter, settings.kl) == (7, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_iter", "Expected --set key=value"),
+        ("max_iter=1.5", "to be int, but got 1.5"),
+        ("freeze_batchnorm=1", "to be bool, but got 1"),
+        ("augmentation.hues=0", "Unknown setting 'hues'"),
+        ("head=protoype", "Did you mean 'prototype'"),
+        ("evaluate_every=0", "`evaluate_every` to be 1 or more"),
+    ],
+)
+def test_wrong_assignments(text, message):
+    with pytest.raises(InputError, match=message):
+        FitSettings().changed(parse_assignments([text]))
+
+
+def test_numbers_null_and_nested_values():
+    values = parse_assignments(["kl=1", "chains=none", "augmentation.scale=[0.5, 1]", "sampler=nesterov"])
+    settings = FitSettings().changed(values)
+    assert (settings.kl, settings.chains, settings.sampler) == (1.0, None, "nesterov")
+    assert settings.augmentation.scale == (0.5, 1)
+    assert FitSettings().changed(settings.to_dict()) == settings
+
+
+def test_config_files(tmp_path):
+    file = tmp_path / "settings.json"
+    file.write_text('{"max_iter": 3}')
+    assert read_config(file) == {"max_iter": 3}
+    for text in ("[1]", "{"):
+        file.write_text(text)
+        with pytest.raises(InputError, match="Expected"):
+            read_config(file)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_config(tmp_path / "none.json")

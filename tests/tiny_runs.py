@@ -1,0 +1,83 @@
+"""Datasets and trainings of seconds, real in every other respect."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from sourceward.data import DomainDataset
+from sourceward.data.dataset import build
+from sourceward.fitting import fit
+from sourceward.model import Model
+
+TINY = {
+    "max_iter": 12,
+    "batch_size": 6,
+    "train_steps": 2,
+    "num_steps": 2,
+    "chains": 4,
+    "checkpoint_every": 5,
+    "evaluate_every": 6,
+}
+DOMAINS, CLASSES, EACH = ("a", "b", "c"), ("x", "y", "z"), 6
+
+
+def pixels(domain: int, label: int, rng: np.random.Generator) -> np.ndarray:
+    """Noise with a band whose height is the class and whose colour is the domain: (16, 16, 3)."""
+    image = rng.integers(0, 80, (16, 16, 3), dtype=np.uint8)
+    image[4 * label + 2 : 4 * label + 6, :, domain] += 150
+    return image
+
+
+def tiny_images() -> DomainDataset:
+    """Three domains, three classes, in memory."""
+    rng = np.random.default_rng(0)
+    cells = [(d, c) for d in range(3) for c in range(3) for _ in range(EACH)]
+    items = np.stack([pixels(d, c, rng).transpose(2, 0, 1) for d, c in cells])
+    return build(
+        "image",
+        items,
+        [CLASSES[c] for _, c in cells],
+        [DOMAINS[d] for d, _ in cells],
+        [f"{DOMAINS[d]}/{CLASSES[c]}/{i}" for i, (d, c) in enumerate(cells)],
+        name="tiny",
+    )
+
+
+def image_folder(root: Path) -> Path:
+    """The same kind of images as files, <root>/<domain>/<class>/<n>.png."""
+    rng = np.random.default_rng(0)
+    for d, domain in enumerate(DOMAINS):
+        for c, label in enumerate(CLASSES):
+            folder = root / domain / label
+            folder.mkdir(parents=True)
+            for number in range(EACH):
+                Image.fromarray(pixels(d, c, rng)).save(folder / f"{number}.png")
+    return root
+
+
+def tiny_texts() -> DomainDataset:
+    """Two sources and a target of texts with telling words."""
+    words = {"good": "fine great lovely", "bad": "awful poor sad"}
+    rows = [(d, c, n) for d in DOMAINS for c in words for n in range(EACH)]
+    texts = tuple(f"{words[c].split()[n % 3]} {d} {'very ' * n}" for d, c, n in rows)
+    ids = [f"{d}/{c}/{n}" for d, c, n in rows]
+    return build("text", texts, [c for _, c, _ in rows], [d for d, _, _ in rows], ids, name="texts")
+
+
+def tiny_features() -> DomainDataset:
+    rng = np.random.default_rng(0)
+    data = tiny_images()
+    items = rng.normal(size=(len(data), 5)) + 2 * data.labels[:, None] + data.domains[:, None]
+    names = [data.domain_names[d] for d in data.domains]
+    labels = [data.classes[c] for c in data.labels]
+    return build("features", items.astype(np.float32), labels, names, data.ids, name="features")
+
+
+def fit_tiny(data: object, out: Path, **options: object) -> Model:
+    """`fit` with settings of seconds; images go through the tiny convolutional backbone."""
+    kind = getattr(data, "kind", "image")
+    if kind != "features":
+        options = {"backbone": "tiny:conv" if kind == "image" else "tiny:text", "weights": None, **options}
+    settings = {**TINY, **({"image_size": 16} if kind == "image" else {}), **options.pop("settings", {})}  # type: ignore[dict-item]
+    return fit(data, out=out, target="c", settings=settings, device="cpu", **options)  # type: ignore[arg-type]
