@@ -1,5 +1,6 @@
 """Small random parts that several tests need."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,3 +50,25 @@ def quadratic(curvature: Tensor) -> Target:
         lambda x: 0.5 * (curvature * x.square()).sum(-1),
         lambda x: (0.5 * (curvature * x.square()).sum(-1), curvature * x),
     )
+
+
+def make_domains(
+    rows: int = 40, dim: int = 6, classes: int = 3, sources: int = 3, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features, labels and sources: class blobs that each source shifts its own way."""
+    rng = np.random.default_rng(seed)
+    label = np.tile(np.arange(classes), sources * rows)[: sources * rows]
+    source = np.repeat(np.arange(sources), rows)
+    blobs, shifts = 3 * rng.normal(size=(classes, dim)), rng.normal(size=(sources, dim))
+    return blobs[label] + shifts[source] + rng.normal(size=(len(label), dim)), label, source
+
+
+QUICK = {
+    "num_steps": 4,
+    "max_iter": 30,
+    "batch_size": 24,
+    "learning_rate": 0.03,
+    "train_steps": 3,
+    "chains": 8,
+}
+"""Settings of an estimator that fits `make_domains` in a fraction of a second."""

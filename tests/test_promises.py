@@ -1,0 +1,262 @@
+"""What design and README promise about features: numbers as in the design document."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sourceward import Adapted, EnergyAdapter, InputError, create_adapter
+from sourceward.functional import energy, latent_bias
+from sourceward.samplers import SAMPLERS
+from sourceward.train import ResidentFeed
+from tests.helpers import QUICK, make_domains
+
+X, Y, SOURCE = make_domains()
+TARGET = make_domains(rows=60, sources=1, seed=1)[0] + 2.0
+"""Rows of a domain that no estimator was fitted on."""
+
+
+def fitted(**params) -> EnergyAdapter:
+    return EnergyAdapter(**{**QUICK, **params}).fit(X, Y, sample_domain=SOURCE)
+
+
+def bits(est: EnergyAdapter) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in est.network_.state_dict().items():
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def est() -> EnergyAdapter:
+    return fitted()
+
+
+@pytest.mark.parametrize("head", ["prototype", "concat", "linear"])
+def test_promise_2_zero_steps_equal_no_adaptation(head):
+    est = fitted(head=head, num_steps=0, noise_std=0.5)
+    network = est.network_
+    with torch.no_grad():
+        feature = network.features(torch.from_numpy(TARGET.astype(np.float32)))
+        # By hand, on as many rows as the adapter computes together: 60 padded to 64.
+        rows = torch.cat([feature, torch.zeros(4, feature.shape[1])]).expand(network.sources, -1, -1)
+        prior, posterior = network.prior(rows), network.posterior(network.centers)
+        latents = (prior.mean, posterior.mean) if prior else (None, None)
+        by_hand = network.head(rows, *latents).softmax(-1).mean(0)[:60].numpy()
+    zero, none = est.adapt(TARGET), create_adapter("none")(network, feature)
+    assert np.array_equal(zero.probabilities, by_hand)
+    for name in Adapted.__dataclass_fields__:
+        assert np.array_equal(getattr(zero, name), getattr(none, name)), name
+    assert np.array_equal(zero.energy_before, zero.energy_after)
+    np.testing.assert_allclose(zero.features, TARGET[:, None].repeat(3, 1), atol=1e-5)
+    assert not np.array_equal(est.set_params(num_steps=4).adapt(TARGET).probabilities, by_hand)
+
+
+ways = st.sampled_from(
+    [
+        {},
+        {"noise_std": 0.3},
+        {"num_draws": 3},
+        {"sampler": "nesterov", "aggregation": "closest"},
+        {"sampler": "textbook", "step_size": 0.05, "accept": "metropolis", "aggregation": "cosine"},
+    ]
+)
+
+
+@given(way=ways, order=st.permutations(range(60)), cuts=st.lists(st.integers(1, 59), max_size=6))
+def test_promise_3_a_prediction_does_not_depend_on_its_neighbours(est, way, order, cuts):
+    params = est.get_params()
+    est.set_params(**way)
+    whole = est.predict_proba(TARGET)
+    parts = np.split(np.array(order), sorted(set(cuts)))
+    again = np.empty_like(whole)
+    for part in parts:
+        again[part] = est.predict_proba(TARGET[part])
+    est.set_params(**params)
+    np.testing.assert_allclose(again, whole, atol=1e-6)
+    assert np.array_equal(again.argmax(1), whole.argmax(1))
+
+
+def test_promise_3_single_rows_and_blocks_have_the_same_bits():
+    """Bit for bit, beyond the blocks that rows are computed in: 1,100 rows of 64 features."""
+    rows, label, source = make_domains(rows=40, dim=64)
+    est = EnergyAdapter(**QUICK, noise_std=0.1).fit(rows, label, sample_domain=source)
+    many = np.random.default_rng(0).normal(size=(1100, 64)).astype(np.float32) * 2
+    whole = est.predict_proba(many)
+    for size in (1, 2, 17, 33, 100, 513):
+        assert np.array_equal(est.predict_proba(many[:size]), whole[:size]), size
+    for row in (700, 1099):
+        assert np.array_equal(est.predict_proba(many[[row]]), whole[[row]]), row
+
+
+@pytest.mark.parametrize("sampler", list(SAMPLERS))
+def test_promise_4_predicting_changes_no_parameter(est, sampler):
+    before, params = bits(est), est.get_params()
+    est.set_params(sampler=sampler, num_draws=2)
+    est.adapt(TARGET, trajectory=True)
+    est.predict(X)
+    est.score(X, Y)
+    est.set_params(**params)
+    assert bits(est) == before
+
+
+def test_promise_5_target_labels_never_influence_training(tmp_path):
+    rows, source = np.vstack([X, TARGET]), np.concatenate([SOURCE, np.full(60, -1)])
+    rng = np.random.default_rng(0)
+    hashes = set()
+    for run in range(3):
+        label = np.concatenate([Y, rng.integers(0, 5, size=60)])  # classes that no source has, too
+        # Integers also where a table made them floats or objects.
+        domain = source.astype([np.int64, np.float64, object][run])
+        EnergyAdapter(**QUICK).fit(rows, label, sample_domain=domain).save(tmp_path / "est")
+        hashes.add(hashlib.sha256((tmp_path / "est").read_bytes()).hexdigest())
+    fitted().save(tmp_path / "est")
+    hashes.add(hashlib.sha256((tmp_path / "est").read_bytes()).hexdigest())
+    assert len(hashes) == 1
+    EnergyAdapter(**QUICK).fit(X, np.roll(Y, 1), sample_domain=SOURCE).save(tmp_path / "est")
+    assert hashlib.sha256((tmp_path / "est").read_bytes()).hexdigest() not in hashes
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> str:
+    return bits(fitted(max_iter=120))
+
+
+@pytest.mark.parametrize("when", [1, 49, 50, 51, 119])
+def test_promise_6_stopped_anywhere_it_ends_with_the_same_bits(tmp_path, monkeypatch, uninterrupted, when):
+    params = {"max_iter": 120, "checkpoint": tmp_path / "checkpoint"}
+
+    def stop(done, loss):
+        if done == when:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sourceward.estimator._note", stop)
+        with pytest.raises(Killed):
+            fitted(**params)
+    assert bits(fitted(**params)) == uninterrupted
+    # Finished: nothing is left to train, and what is only for test time may differ.
+    assert bits(fitted(**params, num_steps=1, verbose=False)) == uninterrupted
+
+
+SCRIPT = """
+from sourceward import EnergyAdapter
+from sourceward.train import ResidentFeed
+from tests.helpers import QUICK, make_domains
+import torch, sys
+torch.set_num_threads(1)
+X, y, source = make_domains()
+EnergyAdapter(**{**QUICK, "max_iter": 100_000}, checkpoint=sys.argv[1]).fit(X, y, sample_domain=source)
+"""
+
+
+def test_promise_6_sigkill(tmp_path):
+    """A real kill: the checkpoint that is left is whole, and going on from it is going on."""
+    checkpoint, root = tmp_path / "checkpoint", Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, checkpoint], env=environment, cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + 90
+        while not checkpoint.exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    stopped = []
+
+    def stop(self, feed):
+        stopped.append(self)
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sourceward.train.Trainer.step", stop)
+        with pytest.raises(Killed):
+            fitted(max_iter=100_000, checkpoint=checkpoint)
+        with pytest.raises(Killed):
+            fitted(max_iter=100_000)
+    resumed, fresh = stopped
+    assert resumed.iteration > 0
+    assert resumed.iteration % 50 == 0
+    # Three iterations on from the checkpoint, against as many from the start.
+    feed = feed_of(X, Y, SOURCE)
+    while fresh.iteration < resumed.iteration + 3:
+        fresh.step(feed)
+    for _ in range(3):
+        resumed.step(feed)
+    for name, tensor in fresh.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+
+
+def feed_of(rows: np.ndarray, label: np.ndarray, source: np.ndarray) -> ResidentFeed:
+    parts = [source == number for number in np.unique(source)]
+    inputs = [torch.from_numpy(rows[part].astype(np.float32)) for part in parts]
+    return ResidentFeed(inputs, [torch.from_numpy(label[part]) for part in parts], QUICK["batch_size"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"max_iter": 31},
+        {"random_state": 1},
+        {"kl": 0.5},
+        {"head": "linear"},
+        {"learning_rate": 0.02},
+    ],
+)
+def test_promise_6_a_checkpoint_of_other_settings_is_refused(tmp_path, other):
+    fitted(checkpoint=tmp_path / "checkpoint")
+    with pytest.raises(InputError, match=r"belongs to other data or settings. Remove it to start anew"):
+        fitted(checkpoint=tmp_path / "checkpoint", **other)
+
+
+def test_promise_6_a_checkpoint_of_other_data_is_refused(tmp_path):
+    est = fitted(checkpoint=tmp_path / "checkpoint")
+    for rows, label, source in [
+        (X + 1e-3, Y, SOURCE),
+        (X, np.roll(Y, 1), SOURCE),
+        (X, Y, np.roll(SOURCE, 1)),
+    ]:
+        with pytest.raises(InputError, match="belongs to other data or settings"):
+            est.fit(rows, label, sample_domain=source)
+    with pytest.raises(InputError, match="belongs to other data or settings"):
+        est.fit(X, Y, sample_domain=SOURCE, X_shifted=X, y_shifted=Y)
+
+
+@pytest.mark.parametrize("sampler", list(SAMPLERS))
+def test_promise_8_energy_never_rises_along_an_accepted_chain(est, sampler):
+    """Energies are computed again from the points of the walk, not taken from what the walk reports."""
+    params = est.get_params()
+    est.set_params(
+        num_steps=15, sampler=sampler, noise_std=0.05, step_size=0.5 if sampler == "textbook" else 20
+    )
+    adapted = est.adapt(TARGET, trajectory=True)
+    est.set_params(**params)
+    network = est.network_
+    with torch.no_grad():
+        feature = network.features(torch.from_numpy(TARGET.astype(np.float32)))
+        latent = network.prior(feature.expand(3, -1, -1)).mean
+        points = network.features(torch.from_numpy(adapted.trajectory)).permute(1, 2, 0, 3)
+        weights = network.energy_weights()
+        energies = torch.stack([energy(weights, x, latent_bias(weights, latent)) for x in points])
+    # Back to the units of the input and here again costs a few bits.
+    assert (energies[1:] - energies[:-1]).max() < 1e-5
+    assert (energies[-1] < energies[0] - 1e-4).float().mean() > 0.5, "the walk has to go somewhere"
+    np.testing.assert_allclose(energies[0].T, adapted.energy_before, atol=1e-5)
+    np.testing.assert_allclose(energies[-1].T, adapted.energy_after, atol=1e-5)
+    np.testing.assert_allclose(adapted.trajectory[:, -1], adapted.features, atol=1e-5)
+    assert (adapted.energy_after <= adapted.energy_before).all()

@@ -1,0 +1,53 @@
+"""Settings that make no sense are refused where they are written."""
+
+import dataclasses
+
+import pytest
+
+from sourceward import InputError
+from sourceward.samplers import StepSettings
+from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "says"),
+    [
+        (TrainSettings, "num_steps", 0, "Expected training `num_steps` to be 1 or more, but got 0"),
+        (TrainSettings, "guide", "some", "Expected `guide` to be 'all' or 'last', but got 'some'"),
+        (AdaptSettings, "num_steps", -3, "Expected `num_steps` to be 0 or more, but got -3. Use 0"),
+        (AdaptSettings, "num_draws", -1, "Expected `num_draws` to be 0 or more, but got -1"),
+        (LoopSettings, "max_iter", 0, "Expected `max_iter` to be 1 or more, but got 0"),
+        (LoopSettings, "batch_size", -4, "Expected `batch_size` to be 1 or more, but got -4"),
+        (LoopSettings, "schedule", "linear", "Expected `schedule` to be 'cosine', 'step' or 'constant'"),
+        (LoopSettings, "average", 1.0, r"Expected `average` to be in \[0, 1\), but got 1.0"),
+        (LoopSettings, "average", float("nan"), r"Expected `average` to be in \[0, 1\), but got nan"),
+    ],
+)
+def test_refused(kind, name, value, says):
+    with pytest.raises(InputError, match=says):
+        kind(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (AdaptSettings(sampler="nestrov"), "Unknown sampler 'nestrov'. Did you mean 'nesterov'"),
+        (AdaptSettings(aggregation="maen"), "Unknown aggregation 'maen'. Did you mean 'mean'"),
+        (
+            AdaptSettings(step=StepSettings(accept="allways")),
+            "Unknown accept rule 'allways'. Did you mean 'always'",
+        ),
+    ],
+)
+def test_names_are_looked_up_before_the_work(settings, says):
+    with pytest.raises(InputError, match=says):
+        settings.check()
+
+
+@pytest.mark.parametrize("kind", [TrainSettings, AdaptSettings, LoopSettings])
+def test_settings_are_plain_frozen_values(kind):
+    settings = kind()
+    assert settings == kind()
+    assert dataclasses.replace(settings) == settings
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.max_iter = 3
