@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from sourceward.functional import (
     AGGREGATIONS,
@@ -63,7 +64,13 @@ def objective(
     posterior = None if class_posterior is None else class_posterior.gather(label)
 
     # First line: classify the sources' own samples. It trains psi and phi.
-    logits = network.head(feature, _draw(posterior, generator), class_latent)
+    latent = _draw(posterior, generator)
+    logits = network.head(feature, latent, class_latent)
+    pooled = feature.new_zeros(())
+    if network.head.pooled:
+        pooled_posterior = network.posterior(network.pooled_centers(feature, label))
+        pooled_logits = network.head(feature, latent, _draw(pooled_posterior, generator))
+        pooled = settings.pooled * cross_entropy(pooled_logits.flatten(0, 1), label.flatten())
 
     # From here on features and latents are constants: the energies train theta alone.
     feature, class_latent = feature.detach(), _detach(class_latent)
@@ -113,7 +120,8 @@ def objective(
 
     equation = eq7 if network.latent is None else eq10
     positive = Positive(logits, label, own_energy, posterior, prior)
-    return equation(positive, end_energy, guided, settings.coefficients)
+    loss = equation(positive, end_energy, guided, settings.coefficients)
+    return loss._replace(total=loss.total + pooled)
 
 
 class Answer(NamedTuple):
@@ -160,6 +168,9 @@ def adapt(
     noise = keyed_noise(keys.repeat(draws), start)
     chain = run(settings.sampler, start, target, settings.step, settings.num_steps, noise, record=record)
     per_source = network.head(chain.feature, z, class_latent).softmax(-1)
+    if network.head.pooled:
+        pooled = network.posterior(network.centers.mean(0, keepdim=True).expand_as(network.centers)).mean
+        per_source = (per_source + network.head(chain.feature, z, pooled).softmax(-1)) / 2
     per_source = per_source.unflatten(1, (draws, len(feature))).mean(1)
     similarity = cosine_to_sources(feature, network.centers.mean(1))
     voters = list(sources) if sources is not None else slice(None)

@@ -41,7 +41,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         accept: `energy_not_higher`, `always` or `metropolis`.
         aggregation: how the sources vote: `mean`, `closest`, `cosine` or `confident`.
         num_draws: draws of the latent to average over; 0 uses its mean.
-        head: `prototype`, `concat` or `linear` (no latent: eq. 7).
+        head: `pooled`, `prototype` (the paper's), `concat` or `linear` (no latent: eq. 7).
         max_iter: training iterations.
         batch_size: samples of each source per iteration.
         learning_rate: of latent network and head.
@@ -72,7 +72,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        num_steps: int = 20,
+        num_steps: int = 10,
         step_size: float = 50.0,
         noise_std: float = 0.001,
         sampler: str = "langevin",
@@ -80,7 +80,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         aggregation: str = "mean",
         num_draws: int = 0,
         *,
-        head: str = "prototype",
+        head: str = "pooled",
         max_iter: int = 300,
         batch_size: int = 128,
         learning_rate: float = 3e-3,

@@ -19,6 +19,7 @@ class TrainSettings:
         replay_share: share of chain starts taken from the replay buffer (the paper's half).
         guide: supervise `all` steps of a chain (released code) or the `last` one (eq. 10 as printed).
         posterior_chain: also run chains whose z is the posterior of the sample's class (released code).
+        pooled: weight of the pooled classification term of a head that has one.
         feature_noise: std of the noise added to features in training, where a feature's elements have
             root mean square 1.
         shift_noise: std of the noise that makes a lone source's negatives out of its own samples.
@@ -31,6 +32,7 @@ class TrainSettings:
     replay_share: float = 0.5
     guide: str = "all"
     posterior_chain: bool = False
+    pooled: float = 0.3
     feature_noise: float = 0.0
     shift_noise: float = 1.0
 

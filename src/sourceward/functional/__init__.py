@@ -19,8 +19,8 @@ from sourceward.functional.metrics import (
     expected_calibration_error,
     negative_log_likelihood,
 )
-from sourceward.functional.oracle import oracle_latent, oracle_source
 from sourceward.functional.noise import keyed_normal, keyed_uniform, row_keys
+from sourceward.functional.oracle import oracle_latent, oracle_source
 
 __all__ = [
     "AGGREGATIONS",

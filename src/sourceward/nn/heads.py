@@ -20,6 +20,9 @@ class Head(nn.Module):
     uses_latent: bool = True
     """Whether there is a latent network at all; without it the energy is E(x) and the loss is eq. 7."""
 
+    pooled: bool = False
+    """Whether the class centres of all sources together give a second classifier that votes too."""
+
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
         self.dim, self.classes = dim, classes
@@ -43,6 +46,18 @@ class PrototypeHead(Head):
         if class_latent is None:
             raise ValueError("Expected `class_latent` for the prototype head, but got None.")
         return feature @ class_latent.mT / math.sqrt(self.dim)
+
+
+@HEADS.register("pooled")
+class PooledPrototypeHead(PrototypeHead):
+    """Prototypes twice: from the source's own class centres, and from those of all sources together.
+
+    A source's own classifier never saw the other sources, so their samples are a real shift for its energy
+    to practise on, but alone it is a weak classifier of a new domain. The pooled one makes up for that. Both
+    are trained, both vote; the energies are guided by the source's own.
+    """
+
+    pooled = True
 
 
 @HEADS.register("concat")

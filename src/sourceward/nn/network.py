@@ -95,6 +95,12 @@ class Network(nn.Module):
         centers, count = class_centers(feature, label, self.classes)
         return torch.where((count > 0).unsqueeze(-1), centers, self.centers)
 
+    def pooled_centers(self, feature: Tensor, label: Tensor) -> Tensor:
+        """Class centres of the batch over all sources together, repeated for each source."""
+        centers, count = class_centers(feature.flatten(0, 1)[None], label.flatten()[None], self.classes)
+        stored = self.centers.mean(0, keepdim=True)
+        return torch.where((count > 0).unsqueeze(-1), centers, stored).expand_as(self.centers)
+
     def prior(self, feature: Tensor) -> Gaussian | None:
         """p(z|x)."""
         return None if self.latent is None else self.latent(feature)

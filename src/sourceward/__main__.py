@@ -1,0 +1,3 @@
+from sourceward.cli import main
+
+main()
