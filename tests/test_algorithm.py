@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.algorithm import Batch, adapt, objective
-from sourceward.functional import AGGREGATIONS, Coefficients, Gaussian, row_keys
+from sourceward.functional import AGGREGATIONS, Coefficients, Gaussian, guided_step, row_keys
 from sourceward.nn import HEADS, Network, ReplayBuffer
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, TrainSettings
@@ -110,10 +110,19 @@ def test_eq_10_as_printed_differs_by_its_two_kl_terms():
     torch.testing.assert_close(paper.total - ours.total, 0.9 * ours.kl + paper.guide - ours.guide)
 
 
-def test_guide_last_supervises_the_last_step_only():
+def test_guide_last_supervises_the_last_step_only(monkeypatch):
+    origins = []
+
+    def watch(weights, feature, *rest):
+        origins.append(feature)
+        return guided_step(weights, feature, *rest)
+
+    monkeypatch.setattr("sourceward.algorithm.guided_step", watch)
     every, last = (fresh(guide=g) for g in ("all", "last"))
     assert torch.equal(every.contrast, last.contrast)
     assert not torch.equal(every.guide, last.guide)
+    assert origins[0].shape == (SOURCES, 3 * ROWS, DIM)
+    assert torch.equal(origins[1], origins[0][:, -ROWS:])
     assert torch.equal(*(fresh(guide=g, num_steps=1).total for g in ("all", "last")))
 
 

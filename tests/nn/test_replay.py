@@ -47,6 +47,8 @@ def test_of_more_rows_than_a_ring_holds_the_newest_stay():
     buffer.push(tagged(1, 2, 3, 10, 4, 5, 6, 7), torch.tensor([[0, 0, 0, 1, 0, 0, 0, 0]]))
     assert stored(buffer, 0, 0) == [5, 6, 7]
     assert stored(buffer, 0, 1) == [10]
+    # No two rows were written to one place, whose order would not be defined, but for the bin.
+    assert buffer.rows[0, 0, 3].item() in (1, 2, 3, 4)
     buffer.push(tagged(8), torch.tensor([[0]]))
     assert stored(buffer, 0, 0) == [6, 7, 8]
 
