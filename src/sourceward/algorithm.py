@@ -3,16 +3,16 @@
 Xiao, Zhen, Liao & Snoek, "Energy-Based Test Sample Adaptation for Domain Generalization", ICLR 2023.
 x is a feature, z its latent, d a class centre, E^i the energy of source i. Sources are the leading axis of
 every tensor, so one call serves all of them. The equations themselves are in `functional.losses` (7, 10)
-and `samplers.langevin` (2).
+and `samplers.langevin` (2); where chains start is in `negatives`.
 """
 
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from sourceward._maybe import detach, draw, join
 from sourceward.functional import (
     AGGREGATIONS,
     EnergyWeights,
@@ -29,22 +29,10 @@ from sourceward.functional import (
     keyed_normal,
     latent_bias,
 )
-from sourceward.nn import Network, ReplayBuffer
+from sourceward.negatives import Batch, jitter, negatives
+from sourceward.nn import Network, ReplayBuffer, frozen_call
 from sourceward.samplers import Chain, Target, generator_noise, keyed_noise, run
 from sourceward.settings import AdaptSettings, TrainSettings
-
-
-class Batch(NamedTuple):
-    """Rescaled features of every source and, when there are any, labelled shifted ones to practise on."""
-
-    feature: Tensor
-    """(sources, batch, dim)."""
-    label: Tensor
-    """(sources, batch)."""
-    shifted: Tensor | None = None
-    """(rows, dim): samples of no source; they join the negatives of all."""
-    shifted_label: Tensor | None = None
-    """(rows,)."""
 
 
 def objective(
@@ -55,38 +43,38 @@ def objective(
     generator: torch.Generator | None = None,
 ) -> Loss:
     """One iteration of Algorithm 1 for all sources: the loss of eq. 10, or eq. 7 without latent."""
-    feature, label = _jitter(batch.feature, settings.feature_noise, generator), batch.label
+    feature, label = jitter(batch.feature, settings.feature_noise, generator), batch.label
 
     # Latents: prior p(z|x), and posterior q(z|d) of every class centre of the batch.
     prior = network.prior(feature)
     class_posterior = network.posterior(network.batch_centers(feature, label))
-    class_latent = _draw(class_posterior, generator)
+    class_latent = draw(class_posterior, generator)
     posterior = None if class_posterior is None else class_posterior.gather(label)
 
     # First line: classify the sources' own samples. It trains psi and phi.
-    latent = _draw(posterior, generator)
+    latent = draw(posterior, generator)
     logits = network.head(feature, latent, class_latent)
     pooled = feature.new_zeros(())
     if network.head.pooled:
         pooled_posterior = network.posterior(network.pooled_centers(feature, label))
-        pooled_logits = network.head(feature, latent, _draw(pooled_posterior, generator))
+        pooled_logits = network.head(feature, latent, draw(pooled_posterior, generator))
         pooled = settings.pooled * cross_entropy(pooled_logits.flatten(0, 1), label.flatten())
 
     # From here on features and latents are constants: the energies train theta alone.
-    feature, class_latent = feature.detach(), _detach(class_latent)
+    feature, class_latent = feature.detach(), detach(class_latent)
     network.energy.power_iteration()
     weights = network.energy.weights()
     frozen = weights.detach()
 
     # Negatives: labelled samples of other sources, some swapped for past chain ends. z is fixed once.
-    start, start_label = _negatives(batch._replace(feature=feature), settings, generator)
+    start, start_label = negatives(batch._replace(feature=feature), settings, generator)
     start = replay.replace(start, start_label, settings.replay_share, generator)
-    start_latent, latent = _draw(network.prior(start), generator), _draw(prior, generator)
+    start_latent, latent = draw(network.prior(start), generator), draw(prior, generator)
     if settings.posterior_chain and class_posterior is not None and posterior is not None:
-        start_latent = _join(start_latent, _draw(class_posterior.gather(start_label), generator))
-        start, start_label = _join(start, start), _join(start_label, start_label)
-        latent, feature = _join(latent, _draw(posterior, generator)), _join(feature, feature)
-    start_latent, latent = _detach(start_latent), _detach(latent)
+        start_latent = join(start_latent, draw(class_posterior.gather(start_label), generator))
+        start, start_label = join(start, start), join(start_label, start_label)
+        latent, feature = join(latent, draw(posterior, generator)), join(feature, feature)
+    start_latent, latent = detach(start_latent), detach(latent)
 
     # The chain of eq. 2, without a graph; the points where it took its gradients are kept.
     with torch.no_grad():
@@ -112,10 +100,10 @@ def objective(
     moved_label = start_label.repeat(1, steps)
     guided = Guided(
         energy(frozen, moved, step_bias.detach()),
-        _frozen(network.head, moved, moved_latent, class_latent),
+        frozen_call(network.head, moved, moved_latent, class_latent),
         moved_label,
         None if class_posterior is None else class_posterior.detach().gather(moved_label),
-        _frozen(network.latent, moved) if network.latent and settings.coefficients.guide_kl else None,
+        frozen_call(network.latent, moved) if network.latent and settings.coefficients.guide_kl else None,
     )
 
     equation = eq7 if network.latent is None else eq10
@@ -169,8 +157,9 @@ def adapt(
     chain = run(settings.sampler, start, target, settings.step, settings.num_steps, noise, record=record)
     per_source = network.head(chain.feature, z, class_latent).softmax(-1)
     if network.head.pooled:
-        pooled = network.posterior(network.centers.mean(0, keepdim=True).expand_as(network.centers)).mean
-        per_source = (per_source + network.head(chain.feature, z, pooled).softmax(-1)) / 2
+        pooled = network.posterior(network.centers.mean(0).expand_as(network.centers))
+        pooled_latent = None if pooled is None else pooled.mean
+        per_source = (per_source + network.head(chain.feature, z, pooled_latent).softmax(-1)) / 2
     per_source = per_source.unflatten(1, (draws, len(feature))).mean(1)
     similarity = cosine_to_sources(feature, network.centers.mean(1))
     voters = list(sources) if sources is not None else slice(None)
@@ -184,26 +173,6 @@ def energy_target(weights: EnergyWeights, latent: Tensor | None) -> Target:
     return Target(lambda x: energy(weights, x, bias), lambda x: energy_and_grad(weights, x, bias))
 
 
-def _negatives(
-    batch: Batch, settings: TrainSettings, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor]:
-    """Labelled chain starts for each source, (sources, chains, dim): samples that are not its own."""
-    feature, label = batch.feature, batch.label
-    sources, rows, dim = feature.shape
-    chains, device = settings.chains or rows, feature.device
-    if batch.shifted is None and sources == 1:
-        return _jitter(feature[:, :chains], settings.shift_noise, generator), label[:, :chains]
-    pool, pool_label = feature.flatten(0, 1), label.flatten()
-    others = (sources - 1) * rows
-    if batch.shifted is not None and batch.shifted_label is not None:
-        pool, pool_label = torch.cat([pool, batch.shifted]), torch.cat([pool_label, batch.shifted_label])
-        others += len(batch.shifted)
-    pick = torch.randint(others, (sources, chains), generator=generator, device=device)
-    own = torch.arange(sources, device=device).unsqueeze(1) * rows
-    pick = pick + rows * (pick >= own)  # step over the source's own rows
-    return pool[pick], pool_label[pick]
-
-
 def _keyed_draws(
     prior: Gaussian | None, class_posterior: Gaussian | None, keys: Tensor, settings: AdaptSettings
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -215,27 +184,3 @@ def _keyed_draws(
     eps = keyed_normal(keys, -2, prior.mean.shape[-1], prior.mean.dtype, settings.num_draws)
     z = prior.mean.unsqueeze(1) + prior.std.unsqueeze(1) * eps
     return z.flatten(1, 2), class_posterior.mean
-
-
-def _frozen(module: nn.Module, *inputs: Tensor | None):  # type: ignore[no-untyped-def]
-    """The module with its parameters held constant: sg(phi)."""
-    return functional_call(module, {name: p.detach() for name, p in module.named_parameters()}, inputs)
-
-
-def _jitter(feature: Tensor, std: float, generator: torch.Generator | None) -> Tensor:
-    if not std:
-        return feature
-    eps = torch.randn(feature.shape, generator=generator, device=feature.device, dtype=feature.dtype)
-    return feature + std * eps
-
-
-def _draw(gaussian: Gaussian | None, generator: torch.Generator | None) -> Tensor | None:
-    return None if gaussian is None else gaussian.sample(generator)
-
-
-def _detach(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
-
-
-def _join(a: Tensor, b: Tensor) -> Tensor:
-    return torch.cat([a, b], dim=1)

@@ -17,7 +17,7 @@ from sourceward.data import DomainDataset, open_dataset
 from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
 
-STRENGTHS = (0.001, 0.01, 0.1, 1.0)
+STRENGTHS = (0.001, 0.01, 0.1)
 """Candidates for the linear control's inverse regularisation, chosen among by leaving out each source."""
 
 RESAMPLES = 2000

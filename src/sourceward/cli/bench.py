@@ -24,7 +24,9 @@ def bench(
     backbone: Annotated[str | None, typer.Option(help="As in `fit`.")] = None,
     weights: Annotated[str, typer.Option(help="As in `fit`.")] = "default",
     freeze: Annotated[bool, typer.Option("--freeze", help="As in `fit`.")] = False,
-    runs: Annotated[Path | None, typer.Option(help="Folder for the model folders; OUT/runs if not given.")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder for the model folders; OUT/runs if not given.")
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: key=value.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
@@ -46,7 +48,7 @@ def bench(
         from sourceward.bench.raw import bench_raw
 
         given = None if weights == "none" else weights
-        options = {"backbone": backbone, "weights": given, "freeze": freeze, "device": device}
+        options: dict[str, Any] = {"backbone": backbone, "weights": given, "freeze": freeze, "device": device}
         results = bench_raw(dataset, runs=runs or out / "runs", settings=settings, **options, **common)
     results = {"command": _command(sys.argv), **results}
     out.mkdir(parents=True, exist_ok=True)

@@ -47,9 +47,7 @@ def confident(probability: Tensor, similarity: Tensor) -> Tensor:
 
 def cosine_to_sources(feature: Tensor, source_center: Tensor) -> Tensor:
     """Cosine of each sample to each source's mean feature: (batch, dim), (sources, dim) -> (sources, batch)."""
-    return torch.nn.functional.cosine_similarity(
-        feature.unsqueeze(0), source_center.unsqueeze(1), dim=-1
-    )
+    return torch.nn.functional.cosine_similarity(feature.unsqueeze(0), source_center.unsqueeze(1), dim=-1)
 
 
 def _take(probability: Tensor, source: Tensor) -> Tensor:

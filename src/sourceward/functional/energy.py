@@ -38,7 +38,7 @@ class EnergyWeights(NamedTuple):
 
     def detach(self) -> "EnergyWeights":
         """The same values as constants: the stop-gradient sg(theta) of eq. 7 and eq. 10."""
-        return EnergyWeights(*(None if w is None else w.detach() for w in self))
+        return EnergyWeights(*(w if w is None else w.detach() for w in self))  # type: ignore[arg-type]
 
 
 class Masks(NamedTuple):

@@ -98,7 +98,9 @@ def eq10(positive: Positive, negative_energy: Tensor, guided: Guided, c: Coeffic
     guide_kl = torch.zeros_like(kl)
     if c.guide_kl:
         if guided.posterior is None or guided.prior is None:
-            raise ValueError("Expected `posterior` and `prior` of the guided samples when `guide_kl` is not 0.")
+            raise ValueError(
+                "Expected `posterior` and `prior` of the guided samples when `guide_kl` is not 0."
+            )
         guide_kl = kl_divergence(guided.posterior, guided.prior).mean()
     return _total(positive, negative_energy, guided, c, kl=kl, guide_kl=guide_kl)
 

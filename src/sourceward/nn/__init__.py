@@ -1,6 +1,7 @@
 """Modules with parameters. Their maths lives in `functional`."""
 
 from sourceward.nn.energy import StackedEnergy
+from sourceward.nn.frozen import frozen_call
 from sourceward.nn.heads import HEADS, ConcatHead, Head, LinearHead, PrototypeHead
 from sourceward.nn.latent import LatentNet
 from sourceward.nn.network import Network
@@ -16,4 +17,5 @@ __all__ = [
     "PrototypeHead",
     "ReplayBuffer",
     "StackedEnergy",
+    "frozen_call",
 ]

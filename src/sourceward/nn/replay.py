@@ -1,5 +1,7 @@
 """`ReplayBuffer`: past chain ends, kept by source and class on the device they live on."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -42,8 +44,8 @@ class ReplayBuffer(nn.Module):
     def replace(
         self, feature: Tensor, label: Tensor, share: float, generator: torch.Generator | None
     ) -> Tensor:
-        """Swap about `share` of the rows for stored ones of the same source and class, where there are any."""
-        options = {"generator": generator, "device": label.device}
+        """Swap about `share` of the rows for stored ones of the same source and class, where there are some."""
+        options: dict[str, Any] = {"generator": generator, "device": label.device}
         stored = self.pushed.gather(1, label).clamp_max(self.per_class)
         slot = (torch.rand(label.shape, **options) * stored).long()
         swap = (torch.rand(label.shape, **options) < share) & (stored > 0)

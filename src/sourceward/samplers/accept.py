@@ -14,7 +14,9 @@ from sourceward.errors import InputError
 
 
 class AcceptRule(Protocol):
-    def __call__(self, before: Tensor, after: Tensor, log_ratio: Tensor | None, uniform: Tensor) -> Tensor: ...
+    def __call__(
+        self, before: Tensor, after: Tensor, log_ratio: Tensor | None, uniform: Tensor
+    ) -> Tensor: ...
 
 
 ACCEPT_RULES: Registry[AcceptRule] = Registry("accept rule")

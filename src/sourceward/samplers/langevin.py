@@ -11,8 +11,8 @@ from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings,
 def langevin(state: State, target: Target, noise: Noise, settings: StepSettings) -> tuple[State, Info]:
     """The paper's practice: jitter, then descend. Step size and noise are two independent numbers::
 
-        x' = x + noise_std * eps
-        x  <- x' - step_size * clip(dE/dx')
+    x' = x + noise_std * eps
+    x  <- x' - step_size * clip(dE/dx')
     """
     origin = state.feature + settings.noise_std * noise.normal
     _, grad = target.energy_and_grad(origin)

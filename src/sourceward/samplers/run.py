@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +106,7 @@ def generator_noise(generator: torch.Generator | None, like: Tensor) -> NoiseSou
     """Noise from a generator, for training: fast, but tied to the place in the batch."""
 
     def source(k: int) -> Noise:
-        options = {"generator": generator, "dtype": like.dtype, "device": like.device}
+        options: dict[str, Any] = {"generator": generator, "dtype": like.dtype, "device": like.device}
         return Noise(torch.randn(like.shape, **options), torch.rand(like.shape[:-1], **options))
 
     return source
