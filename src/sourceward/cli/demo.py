@@ -1,0 +1,104 @@
+"""`sourceward demo`: train, adapt, print the table and write a report, in a minute and without a download."""
+
+import json as jsonlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for report.html and results.json.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Steps of adaptation; 0 is none.")] = None,
+    quick: Annotated[
+        bool, typer.Option(help="Seconds instead of a minute; the numbers mean nothing.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    picture: Annotated[Path | None, typer.Option(hidden=True, help="Also draw the README's picture.")] = None,
+) -> None:
+    """Turn real handwritten digits into domains, adapt to angles never seen, and report what it brings."""
+    from sourceward.bench.demo import DemoSettings, one_thread, quick_settings, run
+    from sourceward.bench.demo_numbers import summarize
+    from sourceward.report.demo import draw_picture, write_report
+    from sourceward.report.page import open_folder
+
+    settings = quick_settings(seed) if quick else DemoSettings(seed)
+    if steps is not None:
+        settings = replace(settings, num_steps=steps)
+    open_folder(out)
+    with one_thread():
+        outcome = run(settings)
+        results = summarize(outcome) | _provenance(outcome)
+        write_report(outcome, results, out)
+        if picture is not None:
+            draw_picture(outcome, results, picture)
+    if json:
+        typer.echo(jsonlib.dumps(results, indent=2))
+    else:
+        _print(results, out, Console())
+
+
+def _print(results: dict[str, Any], out: Path, console: Console) -> None:
+    console.print(f"[bold]{escape(results['headline'])}[/bold]", highlight=False)
+    console.print(_accuracy_table(results))
+    console.print(_source_table(results))
+    for sentence in results["verdicts"]:
+        console.print(escape(sentence), highlight=False)
+    console.print(
+        f"Took {results['seconds']:.0f} s. Open {escape(str(out / 'report.html'))}", highlight=False
+    )
+
+
+def _accuracy_table(results: dict[str, Any]) -> Table:
+    from sourceward.bench.demo_numbers import accuracy_rows
+
+    table = Table(title="Accuracy on unseen angles, %")
+    table.add_column("model")
+    for angle in results["targets"]:
+        table.add_column(f"{angle}°", justify="right")
+    table.add_column("mean", justify="right")
+    for name, row, mean in accuracy_rows(results):
+        table.add_row(name, *(f"{value:.1f}" for value in row), f"{mean:.1f}")
+    return table
+
+
+def _source_table(results: dict[str, Any]) -> Table:
+    table = Table(title="Each source's own vote, without -> with adaptation")
+    for column in ("target", "source", "accuracy, %", "energy"):
+        table.add_column(column, justify="right")
+    for angle, target in results["targets"].items():
+        for source, row in target["per_source"].items():
+            accuracy = f"{row['without']:.1f} -> {row['with']:.1f}"
+            energy = f"{row['energy_before']:.2f} -> {row['energy_after']:.2f}"
+            table.add_row(f"{angle}°", f"{source}°", accuracy, energy)
+        table.add_section()
+    return table
+
+
+def _provenance(outcome: Any) -> dict[str, Any]:
+    import platform
+    from dataclasses import asdict
+
+    import numpy
+    import torch
+
+    from sourceward import __version__
+
+    return {
+        "command": " ".join(["sourceward", *sys.argv[1:]]),
+        "seed": outcome.settings.seed,
+        "settings": asdict(outcome.settings),
+        "seconds": round(outcome.seconds, 1),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "sourceward": __version__,
+        },
+    }

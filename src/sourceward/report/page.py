@@ -1,0 +1,104 @@
+"""One self-contained HTML page from a list of sections: no script, no network; light, dark and print."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from sourceward.errors import InputError
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a header. Row numbers in `strong` stand out, those in `groups` are headings."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    strong: Sequence[int] = ()
+    groups: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """SVG elements side by side where there is room; the caption says what to see."""
+
+    images: Sequence[str]
+    caption: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """One sample: its picture (data URI), what happened to it, and a figure of its walk."""
+
+    image: str
+    title: str
+    text: str
+    figure: str = ""
+    good: bool = True
+
+
+@dataclass(frozen=True)
+class Section:
+    """A title, a paragraph, then tables, figures and cards in this order."""
+
+    title: str
+    text: str = ""
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    cards: Sequence[Card] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """The headline answers the reader's question, notes qualify it, the footer says how to repeat it."""
+
+    title: str
+    headline: str
+    notes: Sequence[str]
+    sections: Sequence[Section]
+    footer: Sequence[str] = field(default=())
+
+
+def render(page: Page) -> str:
+    """The page as HTML. Text is escaped; SVG from `figures` is trusted."""
+    try:
+        from jinja2 import Environment
+    except ImportError:
+        raise InputError("A report needs jinja2. Install it: pip install sourceward[report]") from None
+    template = files("sourceward.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    return (
+        Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        .from_string(template)
+        .render(page=page)
+    )
+
+
+def open_folder(path: str | Path) -> Path:
+    """Make a folder and be sure that it can be written, before the work and not after it."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise InputError(
+            f"Expected `--out` to be a folder that can be written, but got '{path}': {error.strerror}."
+        ) from None
+    return path
+
+
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: beside it first, then renamed into place."""
+    path = Path(path)
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
