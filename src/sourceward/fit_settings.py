@@ -40,6 +40,7 @@ class FitSettings:
         replay_share: share of chain starts that come from the replay buffer.
         posterior_chain: also run chains whose latent is the posterior of the sample's class.
         augmentation: of training images.
+        components: principal components to keep of features that no backbone is trained for; all when None.
         image_size: side in pixels; that of the weights when None.
         crop_fraction: share of the shorter side that is kept of each image; that of the weights when None.
         max_length: of texts, in tokens; that of the model when None.
@@ -74,6 +75,7 @@ class FitSettings:
     replay_share: float = TrainSettings.replay_share
     posterior_chain: bool = TrainSettings.posterior_chain
     augmentation: Augmentation = field(default_factory=Augmentation)
+    components: int | None = 256
     image_size: int | None = None
     crop_fraction: float | None = None
     max_length: int | None = None
@@ -85,7 +87,7 @@ class FitSettings:
         self.adapt().check()
         self.loop(), self.train()
         HEADS[self.head]
-        for name in ("evaluate_every", "checkpoint_every"):
+        for name in ("evaluate_every", "checkpoint_every", "components"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"Expected `{name}` to be 1 or more, but got {getattr(self, name)}.")
 

@@ -25,6 +25,7 @@ from sourceward.inputs import Samples, encode, extract_features, prepare_samples
 from sourceward.model import Model, load
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
+from sourceward.nn.projection import Projected, principal_components
 from sourceward.parallel import Processes, join_processes
 from sourceward.presets import PRESETS
 from sourceward.runs import Run, RunFolder, software
@@ -100,8 +101,8 @@ class Task:
     labels: Tensor
     train: list[slice]
     val: list[slice]
-    backbone: Backbone | None
-    """One that is not trained; it joins the network in the finished model."""
+    still: nn.Module | None
+    """What comes before the network and is not trained; it joins it in the finished model."""
     look: int | None
     """Rows of a source to look at during training; all when None."""
 
@@ -171,14 +172,27 @@ def _task(
         if backbone is not None and freeze:
             sources = extract_features(sources, backbone, device, progress)
         dataset, train, val = arrange(sources, settings.validation_fraction)
+        still: nn.Module | None = backbone if freeze else None
+        if trained is None:
+            dataset, still = _project(dataset, slice(0, train[-1].stop), still, settings.components)
         samples = prepare_samples(dataset, trained, device, settings.augmentation, progress)
     dim = trained.dim if trained is not None else dataset.items.shape[1]
     network = Network(len(train), len(dataset.classes), dim, settings.head, trained).to(device)
     if device.type == "cuda" and trained is not None and trained.kind == "image":
         trained.to(memory_format=torch.channels_last)
     labels = torch.from_numpy(dataset.labels).to(device)
-    still = backbone if freeze else None
     return Task(network, samples, dataset, labels, train, val, still, None if trained is None else LOOK)
+
+
+def _project(
+    dataset: DomainDataset, train: slice, backbone: nn.Module | None, dim: int | None
+) -> tuple[DomainDataset, nn.Module | None]:
+    """Features on the principal components of those trained on, and what makes them out of new inputs."""
+    feature = torch.from_numpy(dataset.items)
+    if dim is None or feature.shape[1] <= dim:
+        return dataset, backbone
+    projected = Projected(backbone, principal_components(feature[train], dim))
+    return replace(dataset, items=projected.project(feature).numpy()), projected
 
 
 def arrange(sources: DomainDataset, fraction: float = 0.1) -> tuple[DomainDataset, list[slice], list[slice]]:

@@ -24,12 +24,15 @@ from sourceward.errors import InputError, unknown_name
 from sourceward.inputs import image_geometry, rows_per_pass
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
+from sourceward.nn.projection import Projected
 from sourceward.parallel import choose_device
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings
 from sourceward.storage import load_tensors, save_tensors
 
 FORMAT_VERSION = 1
+OWN = ("format_version", "kind", "classes", "sources", "network", "backbone", "projected_from", "adapt")
+"""Keys of config.json that build the model; the rest is `Model.info`."""
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
@@ -68,8 +71,14 @@ class Model:
     @property
     def backbone(self) -> Backbone | None:
         backbone = self.network.backbone
-        assert backbone is None or isinstance(backbone, Backbone)
-        return backbone
+        inner = backbone.backbone if isinstance(backbone, Projected) else backbone
+        assert inner is None or isinstance(inner, Backbone)
+        return inner
+
+    @property
+    def projection(self) -> Projected | None:
+        backbone = self.network.backbone
+        return backbone if isinstance(backbone, Projected) else None
 
     @property
     def kind(self) -> str:
@@ -154,7 +163,7 @@ class Model:
             return self._scaled(torch.as_tensor(np.asarray(inputs, dtype=np.float32)))
         if self.backbone is None:
             raise InputError(
-                f"Expected a float matrix (n, {self.network.dim}) of features, but got {_describe(inputs)}."
+                f"Expected a float matrix of features, a row for each sample, but got {_describe(inputs)}."
             )
         items = [inputs] if isinstance(inputs, str | Path) or hasattr(inputs, "getpixel") else inputs
         step = rows_per_pass(self.device)
@@ -195,6 +204,7 @@ class Model:
             "sources": list(self.sources),
             "network": {**shape, "head": head, "dropout": network.energy.dropout},
             "backbone": None if self.backbone is None else self.backbone.config(),
+            "projected_from": None if self.projection is None else len(self.projection.projection),
             "adapt": asdict(self.settings),
             **self.info,
         }
@@ -220,9 +230,11 @@ class Model:
         folder, place = Path(folder), choose_device(device)
         config = read_model_config(folder)
         tensors, _ = load_tensors(folder / weights)
-        backbone = None
+        backbone: torch.nn.Module | None = None
         if config["backbone"] is not None:
             backbone = Backbone.from_config(config["backbone"], assets=folder, module=module)
+        if config["projected_from"] is not None:
+            backbone = Projected(backbone, torch.zeros(config["projected_from"], config["network"]["dim"]))
         network = Network(**config["network"], backbone=backbone)
         try:
             network.load_state_dict(tensors)
@@ -231,8 +243,7 @@ class Model:
             raise InputError(f"'{folder / weights}' does not fit its config.json ({first}).") from None
         adapt = dict(config["adapt"])
         settings = AdaptSettings(**{**adapt, "step": StepSettings(**adapt["step"])})
-        own = {"format_version", "kind", "classes", "sources", "network", "backbone", "adapt"}
-        info = {key: value for key, value in config.items() if key not in own}
+        info = {key: value for key, value in config.items() if key not in OWN}
         network.eval().requires_grad_(False).to(place)
         return cls(network, tuple(config["classes"]), tuple(config["sources"]), settings, info)
 
@@ -250,12 +261,15 @@ class Model:
         return str(hub_class()(self).push_to_hub(repo_id, **options))
 
     def _scaled(self, raw: Tensor) -> Tensor:
-        if raw.shape[1] != self.network.dim:
+        wanted = self.network.dim if self.projection is None else len(self.projection.projection)
+        if raw.shape[1] != wanted:
             raise InputError(
-                f"Expected features of width {self.network.dim}, but got {raw.shape[1]}. "
+                f"Expected features of width {wanted}, but got {raw.shape[1]}. "
                 "Use the extractor that the model was trained with."
             )
-        return (raw.to(self.device) - self.network.shift) * self.network.scale
+        raw = raw.to(self.device)
+        raw = raw if self.projection is None else self.projection.project(raw)
+        return (raw - self.network.shift) * self.network.scale
 
     def _encode(self, items: Any) -> Tensor:
         backbone = self.backbone

@@ -128,13 +128,13 @@ class Run:
             self._complete(network)
         info["metrics"] = self.best_scores | {"last_iteration": self.trainer.iteration}
         info["metrics"]["seconds"] = round(time.monotonic() - started, 1)
-        network.backbone = network.backbone or task.backbone
+        network.backbone = network.backbone or task.still
         network.eval().requires_grad_(False).to(task.labels.device)
         data = task.dataset
         model = Model(network, data.classes, data.domain_names, self.settings.adapt(), info)
         if self.processes.is_main:
             if self.best_scores["iteration"] != self.trainer.iteration:
-                extra = {} if task.backbone is None else task.backbone.state_dict(prefix="backbone.")
+                extra = {} if task.still is None else task.still.state_dict(prefix="backbone.")
                 save_tensors(self.folder.path / LAST, last | extra, {"iteration": self.trainer.iteration})
             model.save(self.folder.path)
             self.folder.checkpoint.unlink(missing_ok=True)
