@@ -196,3 +196,17 @@ def test_a_class_that_the_model_does_not_know(model):
 
     with pytest.raises(InputError, match="Unknown class 'w'"):
         evaluate(model, replace(tiny_images(), classes=("w", "y", "z")))
+
+
+@pytest.mark.parametrize("data", [tiny_images, tiny_features])
+def test_principal_components_travel_with_the_model(data, tmp_path):
+    dataset = data()
+    options = {"freeze": True} if dataset.kind == "image" else {}
+    trained = fit_tiny(dataset, tmp_path / "run", settings={"components": 4}, **options)
+    loaded = sw.load(tmp_path / "run", "cpu")
+    assert loaded.network.dim == 4
+    items = target(dataset).items
+    inputs = torch.from_numpy(items) if dataset.kind == "image" else items
+    assert np.array_equal(loaded.predict_proba(inputs), trained.predict_proba(inputs))
+    right = (loaded.predict_proba(inputs).argmax(1) == target(dataset).labels).mean()
+    assert evaluate(loaded, dataset)["mean"]["adapted"] == pytest.approx(right)

@@ -35,4 +35,5 @@ def principal_components(feature: Tensor, dim: int) -> Tensor:
     centred = feature.double() - feature.double().mean(0)
     directions = torch.linalg.eigh(centred.T @ centred)[1].flip(1)[:, :dim]
     largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
-    return (directions * largest.sign()).float()  # the sign of an eigenvector is arbitrary: fix it
+    # The sign of an eigenvector is arbitrary; and only memory in one order gives the same bits when loaded.
+    return (directions * largest.sign()).float().contiguous()
