@@ -13,7 +13,7 @@ class InputError(ValueError):
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on: features collapsed, an energy diverged. The message names the setting to change."""
+    """Training cannot go on: features collapsed, an energy diverged. The message says what to change."""
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:

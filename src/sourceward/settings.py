@@ -1,10 +1,29 @@
 """Every setting of training and of test time, as plain frozen dataclasses that refuse what makes no sense."""
 
 from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
 
 from sourceward.errors import InputError
 from sourceward.functional import AGGREGATIONS, Coefficients
 from sourceward.samplers import ACCEPT_RULES, SAMPLERS, StepSettings
+
+
+def _whole(settings: Any, least: int, *names: str, of: str = "") -> None:
+    """Refuse what is no whole number of at least `least`."""
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            hint = " Use 0 to predict without adaptation." if name == "num_steps" and not least else ""
+            raise InputError(f"Expected {of}`{name}` to be {least} or more, but got {value!r}.{hint}")
+
+
+def _not_negative(settings: Any, *names: str) -> None:
+    """Refuse what is no finite number of 0 or more."""
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, Real) or not 0 <= value < float("inf"):
+            raise InputError(f"Expected `{name}` to be 0 or more, but got {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -37,8 +56,8 @@ class TrainSettings:
     shift_noise: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.num_steps < 1:
-            raise InputError(f"Expected training `num_steps` to be 1 or more, but got {self.num_steps}.")
+        _whole(self, 1, "num_steps", *([] if self.chains is None else ["chains"]), of="training ")
+        _not_negative(self, "replay_share", "pooled", "feature_noise", "shift_noise")
         if self.guide not in ("all", "last"):
             raise InputError(f"Expected `guide` to be 'all' or 'last', but got {self.guide!r}.")
 
@@ -64,17 +83,15 @@ class AdaptSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_steps < 0:
-            raise InputError(
-                f"Expected `num_steps` to be 0 or more, but got {self.num_steps}. "
-                "Use 0 to predict without adaptation."
-            )
-        if self.num_draws < 0:
-            raise InputError(f"Expected `num_draws` to be 0 or more, but got {self.num_draws}.")
+        _whole(self, 0, "num_steps", "num_draws")
 
     def check(self) -> None:
         """Look every name up now, so that a wrong one is refused before the work."""
         SAMPLERS[self.sampler], ACCEPT_RULES[self.step.accept], AGGREGATIONS[self.aggregation]
+        if self.step.accept == "metropolis" and self.sampler != "textbook":
+            raise InputError(
+                f"Accept rule 'metropolis' needs the sampler 'textbook', but got {self.sampler!r}."
+            )
 
 
 @dataclass(frozen=True)
@@ -105,9 +122,8 @@ class LoopSettings:
     freeze_batchnorm: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_iter", "batch_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"Expected `{name}` to be 1 or more, but got {getattr(self, name)}.")
+        _whole(self, 1, "max_iter", "batch_size")
+        _not_negative(self, "learning_rate", "energy_rate", "backbone_rate", "weight_decay")
         if self.schedule not in ("cosine", "step", "constant"):
             raise InputError(
                 f"Expected `schedule` to be 'cosine', 'step' or 'constant', but got {self.schedule!r}."

@@ -31,7 +31,7 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Fit on all domains but one, answer on that one with and without adaptation, for each domain and seed."""
+    """Fit on all domains but one, answer on that one with and without adaptation; each domain, each seed."""
     from sourceward.data import open_dataset
 
     common: dict[str, Any] = {

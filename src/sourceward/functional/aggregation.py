@@ -46,7 +46,7 @@ def confident(probability: Tensor, similarity: Tensor) -> Tensor:
 
 
 def cosine_to_sources(feature: Tensor, source_center: Tensor) -> Tensor:
-    """Cosine of each sample to each source's mean feature: (batch, dim), (sources, dim) -> (sources, batch)."""
+    """Cosine of each sample to each source's mean: (batch, dim), (sources, dim) -> (sources, batch)."""
     return torch.nn.functional.cosine_similarity(feature.unsqueeze(0), source_center.unsqueeze(1), dim=-1)
 
 

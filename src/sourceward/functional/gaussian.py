@@ -23,7 +23,7 @@ class Gaussian(NamedTuple):
         return self.mean + self.std * eps
 
     def gather(self, label: Tensor) -> "Gaussian":
-        """Row `label[s, b]` of each source's class Gaussians: (sources, classes, dim) -> (sources, batch, dim)."""
+        """Row `label[s, b]` of source s: (sources, classes, dim) -> (sources, batch, dim)."""
         index = label.unsqueeze(-1).expand(*label.shape, self.mean.shape[-1])
         return Gaussian(self.mean.gather(1, index), self.std.gather(1, index))
 

@@ -17,7 +17,10 @@ def oracle_latent(class_posterior: Gaussian, label: Tensor) -> Gaussian:
 
 
 def oracle_source(probability: Tensor, label: Tensor) -> Tensor:
-    """For each sample the source that gives its *true* class most: (sources, batch, classes) -> (batch, classes)."""
+    """The source that gives each sample's *true* class most.
+
+    (sources, batch, classes) -> (batch, classes).
+    """
     rows = torch.arange(len(label), device=label.device)
     best = probability[:, rows, label].argmax(0)
     return probability[best, rows]

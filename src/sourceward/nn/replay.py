@@ -44,7 +44,7 @@ class ReplayBuffer(nn.Module):
     def replace(
         self, feature: Tensor, label: Tensor, share: float, generator: torch.Generator | None
     ) -> Tensor:
-        """Swap about `share` of the rows for stored ones of the same source and class, where there are some."""
+        """Swap about `share` of the rows for stored ones of the same source and class, if any."""
         options: dict[str, Any] = {"generator": generator, "device": label.device}
         stored = self.pushed.gather(1, label).clamp_max(self.per_class)
         slot = (torch.rand(label.shape, **options) * stored).long()
