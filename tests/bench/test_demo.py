@@ -89,8 +89,8 @@ def test_the_verdict_says_who_wins(ours, says):
     controls = {bench.LINEAR: 65.0, bench.HIDDEN: 64.0, bench.WHOLE: 90.0}
     mean = {"with": ours, "controls": controls, "energy_lowered": 99.0}
     sentences = verdicts(mean, {"0": {"gain": 1.0}})
-    assert f"5.0 points {says} the best control (logistic regression, 65.0 %)" in sentences[1]
-    assert "90.0 %: where you can retrain, do that" in sentences[2]
+    assert f"5.0 points {says} the best control (logistic regression, 65.0 %)" in sentences[0]
+    assert "90.0 %: where you can retrain, do that" in sentences[1]
 
 
 @pytest.mark.parametrize("wrong", [{"num_steps": -3}, {"seed": -1}])

@@ -81,10 +81,10 @@ def verdicts(mean: dict[str, Any], targets: dict[str, Any]) -> list[str]:
     advice = "where you can retrain, do that" if whole > mean["with"] else "no better than adaptation here"
     changes = ", ".join(f"{t['gain']:+.1f} at {angle}°" for angle, t in targets.items())
     return [
-        f"By target: {changes}. The energy of {mean['energy_lowered']:.0f} % of samples fell.",
         f"On the same frozen features adaptation is {abs(ahead):.1f} points {order} the best control "
         f"({best}, {frozen[best]:.1f} %).",
         f"Retraining the whole network on all sources gives {whole:.1f} %: {advice}.",
+        f"By target: {changes}. The energy of {mean['energy_lowered']:.0f} % of samples fell.",
     ]
 
 

@@ -64,7 +64,7 @@ def _accuracy(results: dict[str, Any]) -> Section:
     repaired = sum(t["repaired"] for t in results["targets"].values())
     broken = sum(t["broken"] for t in results["targets"].values())
     text = (
-        "New digits at two new angles. Controls are ordinary training on the same data. "
+        "New digits at two new angles. Controls learn from the same data without adaptation. "
         f"Adaptation repaired {repaired:,} answers and broke {broken:,}."
     )
     caption = (
@@ -101,7 +101,7 @@ def _map(demo: Demo) -> Section:
     caption = (
         "Two principal components, fitted on the sources alone. Grey: source samples. Blue circles: target "
         "samples answered right. Orange crosses: answered wrong. After adaptation a point is the mean of its "
-        "walks toward all sources, so it lands in their middle."
+        "walks toward all sources: see it drift to their middle."
     )
     pairs = [Figure(_maps(demo, target), "") for target in demo.targets]
     pairs[-1] = replace(pairs[-1], caption=caption)
@@ -192,7 +192,10 @@ def _sources(results: dict[str, Any]) -> Section:
                 f"{r['energy_after']:.2f}",
             )
             rows.append([f"{source}°", *numbers])
-    text = "Each source moves the sample toward itself and votes; the answer is the mean vote."
+    text = (
+        "Each source moves the sample toward itself and votes; the answer is the mean vote. Compare near and "
+        "far: a source next to the target has practised only on samples that came from its other side."
+    )
     return Section("What does each source say?", text, [Table(header, rows, groups=groups)])
 
 

@@ -69,7 +69,7 @@ def figure_svg(figure: Any, name: str) -> str:
     svg = re.sub(
         r'<svg [^>]*viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{name}">', svg
     )
-    return svg.replace(INK, "currentColor").replace("font: 10px", "font: 10px sans-serif,")
+    return svg.replace(INK, "currentColor")
 
 
 def draw_lines(
@@ -104,7 +104,7 @@ def draw_map(
     axes.scatter(*points[right].T, s=11, color=BLUE, linewidths=0, label="right")
     axes.scatter(*points[~right].T, s=14, color=ORANGE, marker="x", linewidths=1.1, label="wrong")
     axes.set(title=title, xticks=[], yticks=[], xlim=limits[:, 0], ylim=limits[:, 1])
-    axes.legend(loc="upper right", handletextpad=0.1, borderpad=0.1)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, handletextpad=0.1)
 
 
 def draw_path(axes: Any, probability: np.ndarray, energy: np.ndarray) -> None:
