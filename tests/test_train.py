@@ -192,3 +192,25 @@ def test_shifted_samples_pass_the_backbone_too():
     train(make_network(Watch(DIM, DIM)), feed, loop(max_iter=1), SHORT)
     assert seen == [SOURCES * 16, 16]
     assert isinstance(feed(make_generator()), Batch)
+
+
+def test_a_lone_source_practises_on_noisy_inputs_and_noisy_features():
+    backbone = torch.nn.Linear(3, 4)
+    network = Network(1, 2, 4, backbone=backbone)
+    seen = []
+    network.backbone.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+    inputs, labels = torch.randn(40, 3), torch.arange(40) % 2
+    settings = TrainSettings(num_steps=2, input_noise=0.5)
+    trainer = Trainer(network, LoopSettings(max_iter=4, batch_size=8), settings)
+    trainer.step(ResidentFeed([inputs], [labels], 8))
+    noisy, clean = seen if len(seen[0]) == 8 and not torch.isin(seen[0], inputs).all() else seen[::-1]
+    assert torch.isin(clean, inputs).all()
+    assert 0.2 < (noisy - clean).std() < 0.8
+
+
+def test_weights_that_break_in_the_last_update_are_noticed():
+    network = Network(1, 2, 4)
+    feed = ResidentFeed([torch.randn(40, 4)], [torch.arange(40) % 2], 8)
+    loop = LoopSettings(max_iter=3, batch_size=8, learning_rate=1e30, schedule="constant")
+    with pytest.raises(TrainingError, match="Lower `learning_rate`"):
+        train(network, feed, loop, TrainSettings(num_steps=2))

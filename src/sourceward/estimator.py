@@ -17,6 +17,7 @@ from sourceward.adapters import Adapted, EnergyAdaptation
 from sourceward.errors import InputError, unknown_name
 from sourceward.functional import Coefficients
 from sourceward.nn import Network
+from sourceward.parallel import choose_device
 from sourceward.progress import progress_bar
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
@@ -233,7 +234,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         return self
 
     def _train(self, parts: list[tuple[Tensor, Tensor]], shifted: tuple[Tensor, Tensor] | None) -> Network:
-        device = _device(self.device)
+        device = choose_device(self.device)
         parts = [(x.to(device), y.to(device)) for x, y in parts]
         network = self._network(len(parts), parts[0][0].shape[1]).to(device)
         network.reset_parameters(torch.Generator().manual_seed(self._seed))
@@ -324,7 +325,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         unknown = sorted(set(y.tolist()) - set(self.classes_.tolist()))
         if unknown:
             raise InputError(f"`y_shifted` has classes that `y` does not have: {unknown}.")
-        device = _device(self.device)
+        device = choose_device(self.device)
         label = torch.from_numpy(np.searchsorted(self.classes_, y))
         return torch.from_numpy(X).to(device), label.to(device)
 
@@ -362,18 +363,6 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             "n_iter": self.n_iter_,
             "seed": self._seed,
         }
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"Expected `device` to be 'cpu', 'cuda' or 'auto', but got {name!r}.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"Device {name!r} was asked for, but no CUDA device is here. Use 'cpu' or 'auto'.")
-    return device
 
 
 def _fingerprint(parts: list[Any], shifted: Any, settings: tuple[Any, ...]) -> str:

@@ -22,7 +22,7 @@ def _not_negative(settings: Any, *names: str) -> None:
     """Refuse what is no finite number of 0 or more."""
     for name in names:
         value = getattr(settings, name)
-        if not isinstance(value, Real) or not 0 <= value < float("inf"):
+        if not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
             raise InputError(f"Expected `{name}` to be 0 or more, but got {value!r}.")
 
 
@@ -41,7 +41,9 @@ class TrainSettings:
         pooled: weight of the pooled classification term of a head that has one.
         feature_noise: std of the noise added to features in training, where a feature's elements have
             root mean square 1.
-        shift_noise: std of the noise that makes a lone source's negatives out of its own samples.
+        shift_noise: std of the noise that makes a lone source's negatives out of its own features.
+        input_noise: std of the noise on a lone source's inputs, as the backbone takes them, that makes more
+            negatives; 0 for none.
     """
 
     num_steps: int = 20
@@ -54,10 +56,11 @@ class TrainSettings:
     pooled: float = 0.3
     feature_noise: float = 0.0
     shift_noise: float = 1.0
+    input_noise: float = 0.0
 
     def __post_init__(self) -> None:
         _whole(self, 1, "num_steps", *([] if self.chains is None else ["chains"]), of="training ")
-        _not_negative(self, "replay_share", "pooled", "feature_noise", "shift_noise")
+        _not_negative(self, "replay_share", "pooled", "feature_noise", "shift_noise", "input_noise")
         if self.guide not in ("all", "last"):
             raise InputError(f"Expected `guide` to be 'all' or 'last', but got {self.guide!r}.")
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sourceward.algorithm import Batch, objective
 from sourceward.errors import InputError, TrainingError
 from sourceward.functional import Loss, class_centers
+from sourceward.negatives import jitter
 from sourceward.nn import Network, ReplayBuffer
 from sourceward.parallel import ALONE, Processes
 from sourceward.settings import LoopSettings, TrainSettings
@@ -118,9 +119,10 @@ class Trainer:
         if self.network.backbone is not None:
             torch.manual_seed(self.seed + self.iteration)  # its dropout draws from the global generator
         with self.autocast:
+            shifted = self._noisy_inputs(batch) if batch.shifted is None else batch.shifted
             batch = batch._replace(feature=_features(self.network, batch.feature))
-            if batch.shifted is not None:
-                batch = batch._replace(shifted=self.network.features(batch.shifted).detach())
+            if shifted is not None:
+                batch = self._practise(batch, shifted)
         if self.network.backbone is not None:
             self._refresh_centers(batch.feature.detach(), batch.label)
         loss = objective(self.network, self.replay, batch, self.settings, self.generator)
@@ -134,7 +136,28 @@ class Trainer:
         self.optimizer.step()
         self.iteration += 1
         self._update_average()
+        if self.iteration == self.loop.max_iter:
+            _check_finite(self.average, self.iteration)
         return loss
+
+    def _noisy_inputs(self, batch: Batch) -> Tensor | None:
+        """Inputs of a lone source under noise, for it to practise on; None unless that is asked for."""
+        std, inputs = self.settings.input_noise, batch.feature
+        if not std or self.network.backbone is None or len(batch.label) > 1:
+            return None
+        if not isinstance(inputs, Tensor):
+            raise InputError("Expected images for `input_noise`, but got tokens, which take no noise.")
+        return jitter(inputs.flatten(0, 1), std, self.generator)
+
+    def _practise(self, batch: Batch, shifted: Tensor) -> Batch:
+        """Features of shifted samples; those made of the source's own also get noise in feature space."""
+        with torch.no_grad():
+            feature = self.network.features(shifted).float()
+        if batch.shifted is None:
+            own = jitter(batch.feature.detach().flatten(0, 1), self.settings.shift_noise, self.generator)
+            label = batch.label.flatten()
+            return batch._replace(shifted=torch.cat([feature, own]), shifted_label=torch.cat([label, label]))
+        return batch._replace(shifted=feature)
 
     @torch.no_grad()
     def _update_average(self) -> None:
@@ -269,6 +292,15 @@ def _groups(network: Network, loop: LoopSettings) -> list[dict[str, Any]]:
             peak = rates.get(name.split(".")[0], loop.learning_rate)
             groups.setdefault(peak, []).append(parameter)
     return [{"params": params, "peak": peak, "lr": peak} for peak, params in groups.items()]
+
+
+@torch.no_grad()
+def _check_finite(network: Network, iteration: int) -> None:
+    """The last update may have broken what the last loss could not show."""
+    if not all(bool(torch.isfinite(p).all()) for p in network.parameters()):
+        raise TrainingError(
+            f"Weights are no longer finite at iteration {iteration}. Lower `learning_rate` or `energy_rate`."
+        )
 
 
 def _check(loss: Loss, feature: Tensor, iteration: int) -> None:
