@@ -51,6 +51,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         average: decay of the moving average of the weights.
         train_steps: length of the training chains.
         chains: training chains per source and iteration.
+        posterior_chain: also run training chains whose latent is the posterior of the sample's class; there are
+            then twice as many.
         kl: weight of KL(q(z|d) || p(z|x)).
         guide: weight of the last line of eq. 10, which trains the chain to keep labels.
         feature_noise: noise on the features in training, relative to their root mean square.
@@ -90,6 +92,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         average: float = 0.98,
         train_steps: int = 20,
         chains: int = 32,
+        posterior_chain: bool = False,
         kl: float = 0.01,
         guide: float = 1.0,
         feature_noise: float = 0.5,
@@ -115,6 +118,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self.average = average
         self.train_steps = train_steps
         self.chains = chains
+        self.posterior_chain = posterior_chain
         self.kl = kl
         self.guide = guide
         self.feature_noise = feature_noise
@@ -280,6 +284,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             StepSettings(),
             Coefficients(kl=self.kl, guide_energy=weight, guide_label=weight),
             chains=self.chains,
+            posterior_chain=self.posterior_chain,
             feature_noise=self.feature_noise,
         )
 

@@ -73,7 +73,7 @@ class FitSettings:
     guide: float = _ESTIMATOR["guide"]
     feature_noise: float = _ESTIMATOR["feature_noise"]
     replay_share: float = TrainSettings.replay_share
-    posterior_chain: bool = TrainSettings.posterior_chain
+    posterior_chain: bool = _ESTIMATOR["posterior_chain"]
     augmentation: Augmentation = field(default_factory=Augmentation)
     components: int | None = 256
     image_size: int | None = None

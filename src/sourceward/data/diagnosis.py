@@ -179,9 +179,7 @@ def _split_counts(dataset: DomainDataset) -> tuple[int, int] | None:
     return len(dataset) - held, held
 
 
-def refuse(
-    sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: bool
-) -> tuple[Refusal, ...]:
+def refuse(sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: bool) -> tuple[Refusal, ...]:
     found = []
     if len(sources.classes) < 2:
         found.append(Refusal("There is one class only.", "Add samples of at least one other class."))

@@ -193,8 +193,9 @@ def _sources(results: dict[str, Any]) -> Section:
             )
             rows.append([f"{source}°", *numbers])
     text = (
-        "Each source moves the sample toward itself and votes; the answer is the mean vote. Compare near and "
-        "far: a source next to the target has practised only on samples that came from its other side."
+        "Each source moves the sample toward itself and votes; the answer is the mean vote. Compare "
+        "sources near to the target with far ones. Where a near one loses, one reading is "
+        "that it has practised only on samples from its other side."
     )
     return Section("What does each source say?", text, [Table(header, rows, groups=groups)])
 
