@@ -51,8 +51,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         average: decay of the moving average of the weights.
         train_steps: length of the training chains.
         chains: training chains per source and iteration.
-        posterior_chain: also run training chains whose latent is the posterior of the sample's class; there are
-            then twice as many.
+        posterior_chain: run as many training chains again, with the posterior of the class as latent.
         kl: weight of KL(q(z|d) || p(z|x)).
         guide: weight of the last line of eq. 10, which trains the chain to keep labels.
         feature_noise: noise on the features in training, relative to their root mean square.
