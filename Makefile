@@ -3,13 +3,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint banks clean
+.PHONY: demo test lint clean
 
 demo: $(READY)  ## Train, adapt, print the table, write demo/report.html
 	$(BIN)/sourceward demo --out demo
 
 test: $(READY)  ## The whole test suite, doctests included
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: $(READY)  ## Style and types
 	$(BIN)/ruff check .
