@@ -41,7 +41,7 @@ def est() -> EnergyAdapter:
     return fitted()
 
 
-@pytest.mark.parametrize("head", ["prototype", "concat", "linear"])
+@pytest.mark.parametrize("head", ["pooled", "prototype", "concat", "linear"])
 def test_promise_2_zero_steps_equal_no_adaptation(head):
     est = fitted(head=head, num_steps=0, noise_std=0.5)
     network = est.network_
@@ -51,7 +51,11 @@ def test_promise_2_zero_steps_equal_no_adaptation(head):
         rows = torch.cat([feature, torch.zeros(4, feature.shape[1])]).expand(network.sources, -1, -1)
         prior, posterior = network.prior(rows), network.posterior(network.centers)
         latents = (prior.mean, posterior.mean) if prior else (None, None)
-        by_hand = network.head(rows, *latents).softmax(-1).mean(0)[:60].numpy()
+        votes = network.head(rows, *latents).softmax(-1)
+        if head == "pooled":
+            pooled = network.posterior(network.centers.mean(0).expand_as(network.centers)).mean
+            votes = (votes + network.head(rows, prior.mean, pooled).softmax(-1)) / 2
+        by_hand = votes.mean(0)[:60].numpy()
     zero, none = est.adapt(TARGET), create_adapter("none")(network, feature)
     assert np.array_equal(zero.probabilities, by_hand)
     for name in Adapted.__dataclass_fields__:

@@ -60,6 +60,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         _whole(self, 1, "num_steps", *([] if self.chains is None else ["chains"]), of="training ")
+        _not_negative(self.coefficients, *Coefficients.__dataclass_fields__)
         _not_negative(self, "replay_share", "pooled", "feature_noise", "shift_noise", "input_noise")
         if self.guide not in ("all", "last"):
             raise InputError(f"Expected `guide` to be 'all' or 'last', but got {self.guide!r}.")
@@ -131,5 +132,6 @@ class LoopSettings:
             raise InputError(
                 f"Expected `schedule` to be 'cosine', 'step' or 'constant', but got {self.schedule!r}."
             )
-        if not 0 <= self.average < 1:
+        _not_negative(self, "average")
+        if self.average >= 1:
             raise InputError(f"Expected `average` to be in [0, 1), but got {self.average}.")

@@ -319,7 +319,7 @@ def _check(loss: Loss, feature: Tensor, iteration: int) -> None:
     if iteration >= 5 * CHECK_EVERY and abs(loss.contrast.item()) < 1e-8:
         raise TrainingError(
             f"Every sample has the same energy at iteration {iteration}: there is nothing to walk down. "
-            "Lower `energy_rate`, or train with a smaller `train_step_size`."
+            "Lower `energy_rate`, or train with a smaller step size."
         )
     if not math.isfinite(loss.total.item()):
         raise TrainingError(

@@ -109,8 +109,10 @@ class NoAdaptation:
     keeps_state: ClassVar[bool] = False
     needs_batch: ClassVar[bool] = False
 
+    settings: AdaptSettings = field(default_factory=AdaptSettings)
+
     def __call__(self, network: Network, feature: Tensor) -> Adapted:
-        return EnergyAdaptation(AdaptSettings(num_steps=0))(network, feature)
+        return EnergyAdaptation(replace(self.settings, num_steps=0))(network, feature)
 
 
 def _fall_back(adapted: Adapted, still: Adapted, finite: np.ndarray) -> Adapted:

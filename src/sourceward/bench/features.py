@@ -14,7 +14,7 @@ import numpy as np
 
 from sourceward.bench.versions import versions
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.errors import InputError
+from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
 
 STRENGTHS = (0.001, 0.01, 0.1)
@@ -44,6 +44,9 @@ def bench_features(
         on_cell: called with each finished cell.
     """
     settings = dict(settings or {})
+    for name in settings:
+        if name not in EnergyAdapter().get_params():
+            raise unknown_name("setting", name, EnergyAdapter().get_params())
     cells = []
     for file in files:
         dataset = open_dataset(file)
@@ -58,7 +61,13 @@ def bench_features(
                 cells.append(cell)
                 if on_cell is not None:
                     on_cell(cell)
-    params = {k: v for k, v in EnergyAdapter(**settings).get_params().items() if k != "num_steps"}
+    params = {
+        k: v
+        for k, v in EnergyAdapter(**settings).get_params().items()
+        if k not in ("num_steps", "random_state")
+    }
+    if not cells:
+        raise InputError(f"No file holds out any of {list(targets)}. Leave --targets out to run all.")
     return {"settings": params, "steps": list(steps), "versions": versions(), "cells": cells}
 
 
@@ -128,6 +137,9 @@ def _interval(change: np.ndarray, seed: int) -> tuple[float, float]:
 
 def _targets(dataset: DomainDataset, wanted: Sequence[str]) -> list[str]:
     possible = list(dataset.targets or dataset.domain_names)
+    for name in wanted:
+        if name not in dataset.domain_names:
+            raise unknown_name("target", name, possible)
     return [name for name in possible if not wanted or name in wanted]
 
 

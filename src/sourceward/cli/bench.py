@@ -1,6 +1,7 @@
 """`sourceward bench FILE... --out DIR`: leave one domain out, with and without adaptation."""
 
 import json as jsonlib
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -47,6 +48,8 @@ def bench(
     else:
         from sourceward.bench.raw import bench_raw
 
+        if len(data) > 1:
+            raise InputError(f"Expected one dataset of {dataset.kind}s, but got {len(data)}.")
         given = None if weights == "none" else weights
         options: dict[str, Any] = {"backbone": backbone, "weights": given, "freeze": freeze, "device": device}
         results = bench_raw(dataset, runs=runs or out / "runs", settings=settings, **options, **common)
@@ -102,11 +105,6 @@ def _setting(item: str) -> tuple[str, Any]:
 
 
 def _command(argv: list[str]) -> str:
-    """As typed, with file names in place of paths: whose folders they are is nobody's business."""
-    parts = [part if "/" not in part else _without_folders(part) for part in argv[1:]]
-    return shlex.join(["sourceward", *parts])
-
-
-def _without_folders(part: str) -> str:
-    prefix, colon, path = part.rpartition(":")
-    return prefix + colon + Path(path).name
+    """As typed, with file names for absolute paths: whose folders they are is nobody's business."""
+    absolute = re.compile(r"(?<![^=:])/\S*/")
+    return shlex.join(["sourceward", *(absolute.sub("", part) for part in argv[1:])])

@@ -24,15 +24,20 @@ def build_app():  # type: ignore[no-untyped-def]
         pretty_exceptions_enable=False,
     )
 
-    @app.callback()
-    def version(
-        show: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
-    ) -> None:
-        if show:
+    def print_version(asked: bool) -> None:
+        if asked:
             from sourceward import __version__
 
             typer.echo(__version__)
             raise typer.Exit()
+
+    @app.callback()
+    def options(
+        version: bool = typer.Option(
+            False, "--version", help="Print the version and exit.", is_eager=True, callback=print_version
+        ),
+    ) -> None:
+        pass
 
     for name in COMMANDS:
         module = importlib.import_module(f"sourceward.cli.{name}")

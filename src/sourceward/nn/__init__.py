@@ -2,7 +2,7 @@
 
 from sourceward.nn.energy import StackedEnergy
 from sourceward.nn.frozen import frozen_call
-from sourceward.nn.heads import HEADS, ConcatHead, Head, LinearHead, PrototypeHead
+from sourceward.nn.heads import HEADS, ConcatHead, Head, LinearHead, PooledPrototypeHead, PrototypeHead
 from sourceward.nn.latent import LatentNet
 from sourceward.nn.network import Network
 from sourceward.nn.replay import ReplayBuffer
@@ -14,6 +14,7 @@ __all__ = [
     "LatentNet",
     "LinearHead",
     "Network",
+    "PooledPrototypeHead",
     "PrototypeHead",
     "ReplayBuffer",
     "StackedEnergy",

@@ -6,6 +6,7 @@ A sampler is a pure function `step(state, target, noise, settings) -> (state, in
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -66,8 +67,9 @@ class StepSettings:
 
     def __post_init__(self) -> None:
         for name in ("step_size", "noise_std"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"Expected `{name}` to be 0 or more, but got {getattr(self, name)}.")
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
+                raise InputError(f"Expected `{name}` to be 0 or more, but got {value!r}.")
         if not self.clip > 0:
             raise InputError(f"Expected `clip` to be larger than 0, but got {self.clip}.")
         if not 0 <= self.momentum < 1:
