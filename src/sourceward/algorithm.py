@@ -176,7 +176,7 @@ def energy_target(weights: EnergyWeights, latent: Tensor | None) -> Target:
 def _keyed_draws(
     prior: Gaussian | None, class_posterior: Gaussian | None, keys: Tensor, settings: AdaptSettings
 ) -> tuple[Tensor | None, Tensor | None]:
-    """z of each sample, (sources, draws x batch, dim), or its mean without draws; z of each class, its mean."""
+    """z of each sample, (sources, draws x batch, dim), or its mean without draws; mean z of each class."""
     if prior is None or class_posterior is None:
         return None, None
     if not settings.num_draws:
