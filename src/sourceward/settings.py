@@ -132,6 +132,5 @@ class LoopSettings:
             raise InputError(
                 f"Expected `schedule` to be 'cosine', 'step' or 'constant', but got {self.schedule!r}."
             )
-        _not_negative(self, "average")
-        if self.average >= 1:
+        if not isinstance(self.average, Real) or not 0 <= float(self.average) < 1:
             raise InputError(f"Expected `average` to be in [0, 1), but got {self.average}.")
