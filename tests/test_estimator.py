@@ -269,3 +269,11 @@ def test_four_thousand_rows_in_five_seconds():
         est.predict(many)
         seconds.append(time.process_time() - start)
     assert min(seconds) <= 5
+
+
+def test_a_head_that_is_set_after_fitting_does_not_spoil_the_file(tmp_path):
+    X, y, domain = make_domains()
+    est = EnergyAdapter(**QUICK).fit(X, y, sample_domain=domain).set_params(head="linear")
+    est.save(tmp_path / "est.safetensors")
+    loaded = EnergyAdapter.load(tmp_path / "est.safetensors")
+    assert np.array_equal(loaded.predict_proba(X), est.predict_proba(X))

@@ -255,7 +255,7 @@ def test_promise_8_energy_never_rises_along_an_accepted_chain(est, sampler):
         feature = network.features(torch.from_numpy(TARGET.astype(np.float32)))
         latent = network.prior(feature.expand(3, -1, -1)).mean
         points = network.features(torch.from_numpy(adapted.trajectory)).permute(1, 2, 0, 3)
-        weights = network.energy_weights()
+        weights = network.energy.weights()
         energies = torch.stack([energy(weights, x, latent_bias(weights, latent)) for x in points])
     # Back to the units of the input and here again costs a few bits.
     assert (energies[1:] - energies[:-1]).max() < 1e-5

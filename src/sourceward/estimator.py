@@ -159,7 +159,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         shifted = self._shifted(X_shifted, y_shifted)
         self._seed = self._draw_seed()
         self.network_ = self._train(parts, shifted).requires_grad_(False)
-        self.n_iter_ = self.max_iter
+        self.n_iter_, self._head = self.max_iter, self.head
         return self
 
     def predict_proba(self, X: Any, sample_domain: Any = None) -> np.ndarray:
@@ -229,7 +229,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self.n_features_in_ = meta["n_features_in"]
         if meta["feature_names_in"] is not None:
             self.feature_names_in_ = np.array(meta["feature_names_in"], dtype=object)
-        self.n_iter_, self._seed = meta["n_iter"], meta["seed"]
+        self.n_iter_, self._seed, self._head = meta["n_iter"], meta["seed"], self.head
         self.network_ = self._network(len(self.sources_), self.n_features_in_)
         self.network_.load_state_dict(tensors)
         # As after `fit`: torch multiplies in another order where a gradient may be asked for.
@@ -347,6 +347,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     def _plain_params(self) -> dict[str, Any]:
         params = {k: v.item() if isinstance(v, np.generic) else v for k, v in self.get_params().items()}
         params["checkpoint"] = None
+        params["head"] = self._head  # as fitted, whatever the setting says since
         if not isinstance(params["random_state"], int | None):
             params["random_state"] = self._seed
         return params

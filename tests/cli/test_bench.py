@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from sourceward.cli.bench import _command
+from sourceward.bench.provenance import command
 from tests.helpers import make_domains
 
 
@@ -54,4 +54,4 @@ def test_version():
     ],
 )
 def test_absolute_paths_are_not_recorded(typed, kept):
-    assert _command(["python", typed]) == f"sourceward {kept}"
+    assert command(["python", typed]) == f"sourceward {kept}"

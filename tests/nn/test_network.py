@@ -22,7 +22,7 @@ def test_a_latent_network_exists_where_the_head_uses_one(head):
     network = make_network(head=head)
     uses = network.head.uses_latent
     assert (network.latent is not None) == uses
-    assert (network.energy_weights().latent is not None) == uses
+    assert (network.energy.weights().latent is not None) == uses
     feature = torch.randn(SOURCES, 4, DIM, generator=make_generator())
     assert (network.prior(feature) is not None) == uses
     assert (network.posterior(network.centers) is not None) == uses

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sourceward.bench.versions import versions
+from sourceward.bench.provenance import versions
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sourceward.bench.versions import versions
+from sourceward.bench.provenance import versions
 from sourceward.data import DomainDataset
 from sourceward.evaluation import dataset_features, evaluate
 from sourceward.fitting import fit

@@ -1,8 +1,6 @@
 """`sourceward bench FILE... --out DIR`: leave one domain out, with and without adaptation."""
 
 import json as jsonlib
-import re
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sourceward.bench.features import bench_features
+from sourceward.bench.provenance import command
 from sourceward.errors import InputError
 
 
@@ -53,7 +52,7 @@ def bench(
         given = None if weights == "none" else weights
         options: dict[str, Any] = {"backbone": backbone, "weights": given, "freeze": freeze, "device": device}
         results = bench_raw(dataset, runs=runs or out / "runs", settings=settings, **options, **common)
-    results = {"command": _command(sys.argv), **results}
+    results = {"command": command(sys.argv), **results}
     out.mkdir(parents=True, exist_ok=True)
     temporary = out / ".results.json"
     temporary.write_text(jsonlib.dumps(results, indent=1) + "\n")
@@ -102,9 +101,3 @@ def _setting(item: str) -> tuple[str, Any]:
         return key, jsonlib.loads(value)
     except ValueError:
         return key, value
-
-
-def _command(argv: list[str]) -> str:
-    """As typed, with file names for absolute paths: whose folders they are is nobody's business."""
-    absolute = re.compile(r"(?<![^=:])/\S*/")
-    return shlex.join(["sourceward", *(absolute.sub("", part) for part in argv[1:])])

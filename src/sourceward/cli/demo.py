@@ -82,23 +82,14 @@ def _source_table(results: dict[str, Any]) -> Table:
 
 
 def _provenance(outcome: Any) -> dict[str, Any]:
-    import platform
     from dataclasses import asdict
 
-    import numpy
-    import torch
-
-    from sourceward import __version__
+    from sourceward.bench.provenance import command, versions
 
     return {
-        "command": " ".join(["sourceward", *sys.argv[1:]]),
+        "command": command(sys.argv),
         "seed": outcome.settings.seed,
         "settings": asdict(outcome.settings),
         "seconds": round(outcome.seconds, 1),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-            "sourceward": __version__,
-        },
+        "versions": versions(),
     }

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from sourceward.functional import EnergyWeights, Gaussian, class_centers
+from sourceward.functional import Gaussian, class_centers
 from sourceward.nn.energy import StackedEnergy
 from sourceward.nn.heads import HEADS, Head
 from sourceward.nn.latent import LatentNet
@@ -108,6 +108,3 @@ class Network(nn.Module):
     def posterior(self, centers: Tensor) -> Gaussian | None:
         """q(z|d): the same network, fed class centres."""
         return None if self.latent is None else self.latent(centers)
-
-    def energy_weights(self) -> EnergyWeights:
-        return self.energy.weights()

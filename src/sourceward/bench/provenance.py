@@ -1,7 +1,19 @@
-"""What a result depends on besides its inputs."""
+"""Where a result comes from: the command, the software and the machine."""
 
 import platform
+import re
+import shlex
 import sys
+
+
+def command(argv: list[str]) -> str:
+    """As typed, with file names for absolute paths: whose folders they are is nobody's business.
+
+    >>> command(["x", "bench", "pacs:/data/pacs.tar", "--out", "results/pacs"])
+    'sourceward bench pacs:pacs.tar --out results/pacs'
+    """
+    absolute = re.compile(r"(?<![^=:])/\S*/")
+    return shlex.join(["sourceward", *(absolute.sub("", part) for part in argv[1:])])
 
 
 def versions() -> dict[str, str]:
