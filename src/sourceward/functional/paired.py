@@ -1,0 +1,51 @@
+"""Is a difference more than luck? The paired bootstrap, over samples and over seeds."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+RESAMPLES = 2000
+
+
+def paired_draws(change: np.ndarray, random: np.random.Generator, resamples: int = RESAMPLES) -> np.ndarray:
+    """Means of a change, each over samples and seeds that are drawn again with replacement: (resamples,).
+
+    A sample is drawn together with its answers of every seed, since they are not independent. Samples with
+    the same changes are alike, so a draw is how many there are of each kind: quick for any number of rows.
+
+    Args:
+        change: (seeds, samples) or (samples,), such as right after minus right before: -1, 0 or 1.
+        random: generator.
+        resamples: how many.
+
+    Example:
+        >>> change = np.repeat([1, 0], [30, 70])
+        >>> draws = paired_draws(change, np.random.default_rng(0))
+        >>> draws.shape, bool(abs(draws.mean() - 0.3) < 0.01)
+        ((2000,), True)
+    """
+    change = np.atleast_2d(np.asarray(change))
+    seeds, samples = change.shape
+    kinds, count = np.unique(change, axis=1, return_counts=True)
+    rows = random.multinomial(samples, count / samples, resamples)
+    weight = random.multinomial(seeds, np.full(seeds, 1 / seeds), resamples)
+    return np.einsum("rk,sk,rs->r", rows, kinds, weight, optimize=True) / (samples * seeds)
+
+
+def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """The middle `level` of the draws."""
+    tail = (1 - level) / 2
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def paired_interval(changes: Sequence[np.ndarray], seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+    """95 % interval of the mean over targets of each target's mean change.
+
+    Args:
+        changes: for each target, (seeds, samples) or (samples,).
+        seed: of the resampling.
+        level: of the interval.
+    """
+    random = np.random.default_rng(seed)
+    return interval(np.mean([paired_draws(change, random) for change in changes], axis=0), level)
