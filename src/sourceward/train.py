@@ -5,7 +5,6 @@
 Killed anywhere and started again with the same arguments, it ends with the same bits.
 """
 
-import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -17,21 +16,15 @@ from torch import Tensor, nn
 from sourceward.algorithm import Batch, objective
 from sourceward.errors import InputError, TrainingError
 from sourceward.functional import Loss, class_centers
+from sourceward.learner import CHECK_EVERY, Learner, rate
 from sourceward.negatives import jitter
 from sourceward.nn import Network, ReplayBuffer
 from sourceward.parallel import ALONE, Processes
 from sourceward.settings import LoopSettings, TrainSettings
 from sourceward.storage import load_tensors, save_tensors
 
-CHECK_EVERY = 20
-"""Iterations between looks at the loss: each look waits for the device."""
-
 CENTER_PULL = 0.1
 """How far a batch pulls the stored class centres toward its own while the backbone trains."""
-
-SEED_STRIDE = 1_000_003
-"""Between the seeds of processes: more than there are iterations."""
-
 
 Inputs = Tensor | dict[str, Tensor]
 """What a backbone takes: images, features, or tokens by name."""
@@ -80,8 +73,8 @@ class ResidentFeed:
         return torch.randint(length, (self.batch_size,), generator=generator, device=device)
 
 
-class Trainer:
-    """Everything that changes during training, so that all of it can be saved and restored.
+class Trainer(Learner):
+    """Algorithm 1: everything that changes during it, so that all of it can be saved and restored.
 
     Args:
         network: initialised; trained in place.
@@ -91,6 +84,8 @@ class Trainer:
         processes: those that train together; each draws its own batches, gradients are averaged.
         bf16: run the backbone in bfloat16; heads and energies stay in float32.
     """
+
+    modules = ("network", "average", "replay")
 
     def __init__(
         self,
@@ -102,16 +97,10 @@ class Trainer:
         processes: Processes = ALONE,
         bf16: bool = False,
     ) -> None:
-        self.network, self.loop, self.settings = network, loop, settings
-        self.processes, self.seed = processes, seed + SEED_STRIDE * processes.rank
-        self.average = copy.deepcopy(network).requires_grad_(False).eval()
-        device = network.scale.device
+        super().__init__(network, loop, seed, processes=processes, bf16=bf16)
+        self.settings = settings
         per_class = min(500, math.ceil(3500 / network.classes))  # 500 for the 7 classes of PACS
-        self.replay = ReplayBuffer(network.sources, network.classes, network.dim, per_class).to(device)
-        self.optimizer = torch.optim.AdamW(_groups(network, loop), weight_decay=loop.weight_decay)
-        self.generator = torch.Generator(device=device).manual_seed(self.seed)
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
-        self.iteration = 0
+        self.replay = ReplayBuffer(network.sources, network.classes, network.dim, per_class).to(self.device)
 
     def step(self, feed: Feed) -> Loss:
         """One iteration."""
@@ -128,14 +117,7 @@ class Trainer:
         loss = objective(self.network, self.replay, batch, self.settings, self.generator)
         if self.iteration % CHECK_EVERY == 0:
             _check(loss, batch.feature, self.iteration)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * rate(self.iteration / self.loop.max_iter, self.loop.schedule)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.total.backward()
-        self.processes.average_gradients(self.network.parameters())
-        self.optimizer.step()
-        self.iteration += 1
-        self._update_average()
+        self.update(loss.total)
         if self.iteration == self.loop.max_iter:
             _check_finite(self.average, self.iteration)
         return loss
@@ -160,42 +142,11 @@ class Trainer:
         return batch._replace(shifted=feature)
 
     @torch.no_grad()
-    def _update_average(self) -> None:
-        """Exponential moving average, with a short memory at first so that the start is forgotten."""
-        decay = min(self.loop.average, self.iteration / (self.iteration + 9))
-        torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
-        torch._foreach_copy_(list(self.average.buffers()), list(self.network.buffers()))
-
-    @torch.no_grad()
     def _refresh_centers(self, feature: Tensor, label: Tensor) -> None:
         """Stored class centres follow a backbone that moves: they stand in where a batch lacks a class."""
         centers, count = class_centers(feature, label, self.network.classes)
         pull = CENTER_PULL * (count > 0).unsqueeze(-1)
         self.network.centers.lerp_(centers, pull.to(centers.dtype))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Every tensor that the rest of the training depends on."""
-        state = {"generator": self.generator.get_state()}
-        for name in ("network", "average", "replay"):
-            state |= {f"{name}.{k}": v for k, v in getattr(self, name).state_dict().items()}
-        for index, slots in self.optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{index}.{k}": v for k, v in slots.items()}
-        return state
-
-    def load_state_dict(self, state: dict[str, Tensor], iteration: int) -> None:
-        self.generator.set_state(state["generator"])
-        for name in ("network", "average", "replay"):
-            prefix = f"{name}."
-            part = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            getattr(self, name).load_state_dict(part)
-        full = self.optimizer.state_dict()
-        full["state"] = {}
-        for key, value in state.items():
-            if key.startswith("optimizer."):
-                _, index, slot = key.split(".")
-                full["state"].setdefault(int(index), {})[slot] = value
-        self.optimizer.load_state_dict(full)
-        self.iteration = iteration
 
 
 def train(
@@ -235,18 +186,7 @@ def train(
         if checkpoint is not None and (done or trainer.iteration % checkpoint_every == 0):
             meta: dict[str, Any] = {"iteration": trainer.iteration, "fingerprint": fingerprint}
             save_tensors(checkpoint, trainer.state_dict(), meta)
-    return (trainer.average if loop.average else network).eval()
-
-
-def rate(progress: float, schedule: str) -> float:
-    """The learning rate's share of its peak when `progress` in [0, 1) of the training is done.
-
-    >>> rate(0.0, "cosine"), rate(0.5, "cosine"), rate(0.7, "step")
-    (1.0, 0.5, 0.1)
-    """
-    if schedule == "cosine":
-        return 0.5 * (1 + round(math.cos(math.pi * progress), 12))
-    return 0.1 if schedule == "step" and progress >= 0.6 else 1.0
+    return trainer.current.eval()
 
 
 def freeze_batchnorm(module: nn.Module) -> None:
@@ -283,17 +223,6 @@ def _features(network: Network, inputs: Any) -> Tensor:
     return network.features(flat).unflatten(0, shape)
 
 
-def _groups(network: Network, loop: LoopSettings) -> list[dict[str, Any]]:
-    """Parameters by learning rate: backbone (psi), energies (theta), the rest (phi)."""
-    rates = {"backbone": loop.backbone_rate, "energy": loop.energy_rate}
-    groups: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in network.named_parameters():
-        if parameter.requires_grad:
-            peak = rates.get(name.split(".")[0], loop.learning_rate)
-            groups.setdefault(peak, []).append(parameter)
-    return [{"params": params, "peak": peak, "lr": peak} for peak, params in groups.items()]
-
-
 @torch.no_grad()
 def _check_finite(network: Network, iteration: int) -> None:
     """The last update may have broken what the last loss could not show."""
@@ -325,3 +254,16 @@ def _check(loss: Loss, feature: Tensor, iteration: int) -> None:
         raise TrainingError(
             f"The energy diverged at iteration {iteration}. Lower `energy_rate` or the training step size."
         )
+
+
+__all__ = [
+    "CHECK_EVERY",
+    "Feed",
+    "Inputs",
+    "ResidentFeed",
+    "Trainer",
+    "freeze_batchnorm",
+    "rate",
+    "train",
+    "unflatten",
+]

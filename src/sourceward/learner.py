@@ -1,0 +1,119 @@
+"""`Learner`: what every training here shares, and all of it that must survive a kill."""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sourceward.parallel import ALONE, Processes
+from sourceward.settings import LoopSettings
+
+CHECK_EVERY = 20
+"""Iterations between looks at the loss: each look waits for the device."""
+
+SEED_STRIDE = 1_000_003
+"""Between the seeds of processes: more than there are iterations."""
+
+
+class Learner:
+    """Weights, their moving average, an optimizer and the randomness of the batches.
+
+    Args:
+        network: initialised; trained in place. What lies under `backbone` and `energy` has rates of its own.
+        loop: optimisation settings.
+        seed: of batches, noise and dropout.
+        processes: those that train together; each draws its own batches, gradients are averaged.
+        bf16: run what is under `autocast` in bfloat16.
+    """
+
+    modules: tuple[str, ...] = ("network", "average")
+    """Attributes whose tensors belong to the state."""
+
+    def __init__(
+        self,
+        network: Any,
+        loop: LoopSettings,
+        seed: int = 0,
+        *,
+        processes: Processes = ALONE,
+        bf16: bool = False,
+    ) -> None:
+        self.network, self.loop, self.processes = network, loop, processes
+        self.seed = seed + SEED_STRIDE * processes.rank
+        self.average = copy.deepcopy(network).requires_grad_(False).eval()
+        self.optimizer = torch.optim.AdamW(_groups(network, loop), weight_decay=loop.weight_decay)
+        self.device = next(network.parameters()).device
+        self.generator = torch.Generator(device=self.device).manual_seed(self.seed)
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
+        self.iteration = 0
+
+    def update(self, loss: Tensor) -> None:
+        """One step of the optimizer, and the average after it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * rate(self.iteration / self.loop.max_iter, self.loop.schedule)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.processes.average_gradients(self.network.parameters())
+        self.optimizer.step()
+        self.iteration += 1
+        self._update_average()
+
+    @property
+    def current(self) -> Any:
+        """The weights that count: the average, where there is one."""
+        return self.average if self.loop.average else self.network
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        """Exponential moving average, with a short memory at first so that the start is forgotten."""
+        decay = min(self.loop.average, self.iteration / (self.iteration + 9))
+        torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
+        torch._foreach_copy_(list(self.average.buffers()), list(self.network.buffers()))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every tensor that the rest of the training depends on."""
+        state = {"generator": self.generator.get_state()}
+        for name in self.modules:
+            state |= {f"{name}.{k}": v for k, v in getattr(self, name).state_dict().items()}
+        for index, slots in self.optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{index}.{k}": v for k, v in slots.items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor], iteration: int) -> None:
+        self.generator.set_state(state["generator"])
+        for name in self.modules:
+            prefix = f"{name}."
+            part = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            getattr(self, name).load_state_dict(part)
+        full = self.optimizer.state_dict()
+        full["state"] = {}
+        for key, value in state.items():
+            if key.startswith("optimizer."):
+                _, index, slot = key.split(".")
+                full["state"].setdefault(int(index), {})[slot] = value
+        self.optimizer.load_state_dict(full)
+        self.iteration = iteration
+
+
+def rate(progress: float, schedule: str) -> float:
+    """The learning rate's share of its peak when `progress` in [0, 1) of the training is done.
+
+    >>> rate(0.0, "cosine"), rate(0.5, "cosine"), rate(0.7, "step")
+    (1.0, 0.5, 0.1)
+    """
+    if schedule == "cosine":
+        return 0.5 * (1 + round(math.cos(math.pi * progress), 12))
+    return 0.1 if schedule == "step" and progress >= 0.6 else 1.0
+
+
+def _groups(network: nn.Module, loop: LoopSettings) -> list[dict[str, Any]]:
+    """Parameters by learning rate: backbone (psi), energies (theta), the rest (phi)."""
+    rates = {"backbone": loop.backbone_rate, "energy": loop.energy_rate}
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            peak = rates.get(name.split(".")[0], loop.learning_rate)
+            groups.setdefault(peak, []).append(parameter)
+    return [{"params": params, "peak": peak, "lr": peak} for peak, params in groups.items()]
