@@ -1,30 +1,46 @@
-"""The contract of an adapter, and what it returns.
+"""The contract of an adapter, what it declares about itself, and what it returns.
 
-An adapter turns (network, features) into an answer. It may move the features; it may not change the network.
+An adapter turns (network, features or inputs) into an answer. It may move the features, and it may change a
+copy of the network; it never changes the network itself. A call is one stream, rows in order: what a
+stateful adapter learns begins with the call and ends with it.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from sourceward._registry import Registry
+from sourceward.errors import InputError, unknown_name
 from sourceward.nn import Network
 
 MOVED = "moved"
+ADAPTED = "adapted"
 KEPT_ENERGY_NOT_LOWER = "kept_energy_not_lower"
 KEPT_GATE = "kept_gate"
 NONFINITE = "nonfinite"
 
 STATUS_TEXT = {
     MOVED: "At least one source moved the sample.",
+    ADAPTED: "A copy of the model was adapted, or its classifier adjusted; the sample was not moved.",
     KEPT_ENERGY_NOT_LOWER: "No source found a step of lower energy; the answer is the unadapted one. "
     "A smaller `step_size` may help.",
     KEPT_GATE: "Adaptation was off for this sample; the answer is the unadapted one.",
-    NONFINITE: "The chain left the finite numbers; the answer is the unadapted one. "
-    "Use a smaller `step_size`.",
+    NONFINITE: "The adaptation left the finite numbers; the answer is the unadapted one. "
+    "Use a smaller `step_size` or `rate`.",
 }
+
+Inputs = Tensor | dict[str, Tensor]
+"""What a backbone takes: normalised images, or tokens by name."""
+
+Stream = Inputs | Iterable[Inputs]
+"""All rows at once, or batches of any length in order."""
+
+
+class Unsuitable(InputError):
+    """The adapter has no meaning for this network. A bench leaves the cell empty and says why."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,7 @@ class Adapted:
     probabilities: np.ndarray
     """(n, classes): the vote."""
     per_source: np.ndarray
-    """(n, sources, classes): each source's own answer."""
+    """(n, sources, classes): each source's own answer; the vote, where an adapter has no such answers."""
     energy_before: np.ndarray
     """(n, sources)."""
     energy_after: np.ndarray
@@ -53,13 +69,36 @@ class Adapted:
 
 
 class Adapter(Protocol):
-    """Callable on rescaled features; the three flags say what it costs a deployment."""
+    """Callable on what it reads; the flags say what it costs a deployment."""
 
     changes_weights: ClassVar[bool]
     keeps_state: ClassVar[bool]
     needs_batch: ClassVar[bool]
+    reads: ClassVar[str]
 
-    def __call__(self, network: Network, feature: Tensor) -> Adapted: ...
+    def __call__(self, network: Network, inputs: Any) -> Adapted: ...
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What an adapter asks of a deployment."""
+
+    changes_weights: bool
+    """Weights are learned at test time (those of a copy)."""
+    keeps_state: bool
+    """An answer depends on the samples that came before."""
+    needs_batch: bool
+    """An answer depends on the samples beside it; made for several at a time."""
+    reads: str
+    """`features`: rescaled features, (n, dim). `inputs`: what the backbone takes, see `Stream`."""
+
+    def __str__(self) -> str:
+        costs = {
+            "changes weights": self.changes_weights,
+            "keeps state": self.keeps_state,
+            "needs a batch": self.needs_batch,
+        }
+        return f"reads {self.reads}; " + (", ".join(c for c, paid in costs.items() if paid) or "one by one")
 
 
 ADAPTERS: Registry[type] = Registry("adapter")
@@ -71,9 +110,29 @@ def create_adapter(name: str, **settings: object) -> Adapter:
     >>> create_adapter("none").keeps_state
     False
     """
-    return ADAPTERS[name](**settings)
+    kind = ADAPTERS[name]
+    known = [field.name for field in fields(kind)]
+    for option in settings:
+        if option not in known:
+            raise unknown_name(f"option of adapter '{name}'", option, known)
+    return kind(**settings)
 
 
 def list_adapters() -> list[str]:
     """Names that `create_adapter` knows."""
     return list(ADAPTERS)
+
+
+def adapter_traits(name: str) -> Traits:
+    """What the adapter of this name asks of a deployment.
+
+    >>> print(adapter_traits("t3a"))
+    reads features; changes weights, keeps state
+    """
+    kind = ADAPTERS[name]
+    return Traits(**{field.name: getattr(kind, field.name) for field in fields(Traits)})
+
+
+def traits_table() -> list[dict[str, Any]]:
+    """A row for each adapter: name and traits."""
+    return [{"name": name, **asdict(adapter_traits(name))} for name in ADAPTERS]

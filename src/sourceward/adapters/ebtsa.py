@@ -42,6 +42,7 @@ class EnergyAdaptation:
     changes_weights: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = False
     needs_batch: ClassVar[bool] = False
+    reads: ClassVar[str] = "features"
 
     settings: AdaptSettings = field(default_factory=AdaptSettings)
     sources: tuple[int, ...] | None = None
@@ -108,6 +109,7 @@ class NoAdaptation:
     changes_weights: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = False
     needs_batch: ClassVar[bool] = False
+    reads: ClassVar[str] = "features"
 
     settings: AdaptSettings = field(default_factory=AdaptSettings)
 
