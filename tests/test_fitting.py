@@ -5,8 +5,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sourceward import EnergyAdapter
 from sourceward.data import open_dataset
 from sourceward.errors import InputError, TrainingError
+from sourceward.finetune import FINETUNE_METHODS, FineTuner, Method
 from sourceward.fitting import arrange, fit
 from sourceward.inputs import extract_features, tensor_hash
 from sourceward.model import load
@@ -18,21 +20,43 @@ def weights_of(folder):
     return tensor_hash(load_file(folder / "model.safetensors"))
 
 
-def kill_at(monkeypatch, iteration):
+def kill_at(monkeypatch, iteration, learner=Trainer):
     """The next training stops as if killed, right before that iteration."""
-    step = Trainer.step
+    step = learner.step
 
     def killed(self, feed):
         if self.iteration == iteration:
             raise KeyboardInterrupt
         return step(self, feed)
 
-    monkeypatch.setattr(Trainer, "step", killed)
+    monkeypatch.setattr(learner, "step", killed)
+
+
+JOINT = {"recipe": "joint"}
+
+
+@pytest.fixture(scope="module")
+def joint_run(tmp_path_factory):
+    """A model folder of images, trained with Algorithm 1."""
+    out = tmp_path_factory.mktemp("runs") / "joint"
+    fit_tiny(tiny_images(), out, settings=JOINT)
+    return out
+
+
+@pytest.fixture(params=["two-stage", "joint"])
+def recipe(request, tiny_run, joint_run):
+    """(settings, a finished run) of each recipe."""
+    return {"recipe": request.param}, {"two-stage": tiny_run, "joint": joint_run}[request.param]
 
 
 @pytest.mark.parametrize(
     ("data", "options"),
-    [(tiny_images, {}), (tiny_texts, {}), (tiny_features, {}), (tiny_images, {"freeze": True})],
+    [
+        (tiny_images, {"settings": JOINT}),
+        (tiny_texts, {"settings": JOINT}),
+        (tiny_features, {}),
+        (tiny_images, {"freeze": True}),
+    ],
     ids=["images", "texts", "features", "frozen"],
 )
 def test_a_folder_that_tells_everything(data, options, tmp_path):
@@ -51,20 +75,126 @@ def test_a_folder_that_tells_everything(data, options, tmp_path):
     assert "Source domains: a, b" in (tmp_path / "run/README.md").read_text()
 
 
+@pytest.mark.parametrize("data", [tiny_images, tiny_texts], ids=["images", "texts"])
+def test_two_stages_leave_one_folder(data, tmp_path):
+    dataset, run = data(), tmp_path / "run"
+    model = fit_tiny(dataset, run)
+    assert (model.sources, model.classes) == (("a", "b"), dataset.classes)
+    config = json.loads((run / "config.json").read_text())
+    metrics, cost = config["metrics"], config["cost"]
+    assert (metrics["last_iteration"], metrics["finetune"]["last_iteration"]) == (12, 12)
+    assert 0 <= metrics["finetune"]["accuracy"] <= 1
+    assert cost["finetune"]["images_per_second"] > 0
+    assert all(cost[stage]["peak_memory_mb"] > 0 for stage in ("finetune", "heads"))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    validated = [(line["stage"], line["iteration"]) for line in lines if "validation" in line]
+    assert validated == [("finetune", 6), ("finetune", 12), ("heads", 12)]
+    left = {file.name for file in run.iterdir() if file.suffix == ".safetensors"}
+    assert left <= {"model.safetensors", "finetuned-last.safetensors"}
+    again = load(run, "cpu").predict_proba(dataset.items[:4])
+    np.testing.assert_array_equal(again, model.predict_proba(dataset.items[:4]))
+
+
+def test_the_second_stage_is_the_estimator_on_the_features_of_the_first(tiny_run):
+    """Fit again from outside: an `EnergyAdapter` on the model's own components ends with its weights."""
+    model, data = load(tiny_run, "cpu"), tiny_images().without("c")
+    arranged, train, _ = arrange(data)
+    raw = model.network.raw(model.features(arranged.items)).numpy()[: train[-1].stop]
+    names = ("max_iter", "batch_size", "train_steps", "num_steps", "chains")
+    settings = {name: TINY[name] for name in names}
+    rows = slice(0, train[-1].stop)
+    estimator = EnergyAdapter(**settings).fit(raw, arranged.labels[rows], arranged.domains[rows])
+    ours = estimator.predict_proba(raw)
+    np.testing.assert_allclose(ours, model.predict_proba(arranged.items)[rows], atol=1e-3)
+
+
 @pytest.mark.parametrize("iteration", [3, 8])
-def test_killed_and_resumed_ends_with_the_same_bits(iteration, tiny_run, tmp_path, monkeypatch):
+def test_killed_and_resumed_ends_with_the_same_bits(iteration, recipe, tmp_path, monkeypatch):
+    settings, whole = recipe
+    first = {"two-stage": FineTuner, "joint": Trainer}[settings["recipe"]]
     with monkeypatch.context() as patch:
-        kill_at(patch, iteration)
+        kill_at(patch, iteration, first)
         with pytest.raises(KeyboardInterrupt):
-            fit_tiny(tiny_images(), tmp_path / "run")
+            fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
     assert not (tmp_path / "run/config.json").exists()
-    fit_tiny(tiny_images(), tmp_path / "run")
-    assert weights_of(tmp_path / "run") == weights_of(tiny_run)
+    fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
+    assert weights_of(tmp_path / "run") == weights_of(whole)
     validations = [
         [line for line in (folder / "metrics.jsonl").read_text().splitlines() if "validation" in line]
-        for folder in (tmp_path / "run", tiny_run)
+        for folder in (tmp_path / "run", whole)
     ]
     assert validations[0] == validations[1]
+
+
+def test_killed_in_the_second_stage_the_first_is_not_trained_again(tiny_run, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        kill_at(patch, 8)
+        with pytest.raises(KeyboardInterrupt):
+            fit_tiny(tiny_images(), tmp_path / "run")
+    assert (tmp_path / "run/finetuned.safetensors").exists()
+    with pytest.raises(InputError, match=r"another configuration: training\.seed"):
+        fit_tiny(tiny_images(), tmp_path / "run", seed=1)
+    monkeypatch.setattr(FineTuner, "step", lambda *_: pytest.fail("trained again"))
+    fit_tiny(tiny_images(), tmp_path / "run")
+    assert weights_of(tmp_path / "run") == weights_of(tiny_run)
+
+
+@pytest.mark.parametrize(("select", "chosen"), [("best", 6), ("last", 12)])
+def test_the_best_or_the_last_backbone_is_handed_on(select, chosen, tmp_path, monkeypatch):
+    scores = iter([0.9, 0.1])
+
+    def validate(self, network):
+        self.last_scores = {"accuracy": next(scores), "iteration": self.learner.iteration}
+        return dict(self.last_scores)
+
+    monkeypatch.setattr("sourceward.two_stage.FineTuning.scores", validate)
+    model = fit_tiny(tiny_images(), tmp_path / "run", settings={"finetune.select": select})
+    assert model.info["metrics"]["finetune"]["iteration"] == chosen
+    assert (tmp_path / "run/finetuned-last.safetensors").exists() == (select == "best")
+    if select == "best":
+        last = load_file(tmp_path / "run/finetuned-last.safetensors")
+        ours = load_file(tmp_path / "run/model.safetensors")
+        name = next(name for name in last if name.endswith("0.weight"))
+        assert not torch.equal(last[name], ours[name])
+
+
+def test_features_of_a_fine_tuned_backbone_are_not_kept_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCEWARD_CACHE", str(tmp_path / "cache"))
+    fit_tiny(tiny_images(), tmp_path / "run")
+    assert not (tmp_path / "cache/features").exists()
+
+
+def test_another_method_is_a_name_away(tmp_path):
+    class Dull(Method):
+        """Has a weight of its own, and uses all that the contract gives."""
+
+        def __init__(self, settings, backbone, sources, classes):
+            super().__init__(settings, backbone, sources, classes)
+            self.extra = torch.nn.Parameter(torch.ones(sources))
+
+        def loss(self, backbone, head, inputs, label, domain, generator):
+            assert inputs.shape[0] == len(label) == len(domain) == 12
+            assert domain.tolist() == [0] * 6 + [1] * 6
+            noise = torch.randn(len(label), 1, generator=generator)
+            return (self.extra[domain] * (head(backbone(inputs)) + noise).square().mean(1)).mean()
+
+    if "dull" not in set(FINETUNE_METHODS):
+        FINETUNE_METHODS.register("dull")(Dull)
+    model = fit_tiny(tiny_images(), tmp_path / "run", settings={"finetune.method": "dull"})
+    assert not any("extra" in name for name in model.network.state_dict())
+
+
+def test_fine_tuning_learns(tmp_path):
+    settings = {"finetune.max_iter": 60, "finetune.backbone_rate": 3e-3, "finetune.head_rate": 3e-2}
+    model = fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
+    assert model.info["metrics"]["finetune"]["accuracy"] >= 0.8
+
+
+def test_a_collapse_in_the_first_stage_names_its_settings(tmp_path):
+    settings = {"finetune.backbone_rate": 1e20, "finetune.max_iter": 30}
+    with pytest.raises(TrainingError, match=r"`finetune\.backbone_rate`"):
+        fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
+    assert not (tmp_path / "run/config.json").exists()
 
 
 def test_a_finished_run_is_loaded_and_another_configuration_refused(tiny_run, monkeypatch):
@@ -82,24 +212,24 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
         fit_tiny(tiny_images(), tmp_path)
 
 
-def test_permuting_target_labels_changes_no_weight(tiny_run, tmp_path):
+def test_permuting_target_labels_changes_no_weight(recipe, tmp_path):
     data = tiny_images()
     target = np.flatnonzero(data.domains == 2)
     data.labels[target] = np.random.default_rng(1).permutation(data.labels[target])
-    fit_tiny(data, tmp_path / "run")
-    assert weights_of(tmp_path / "run") == weights_of(tiny_run)
+    fit_tiny(data, tmp_path / "run", settings=recipe[0])
+    assert weights_of(tmp_path / "run") == weights_of(recipe[1])
 
 
-def test_permuting_source_labels_changes_weights(tiny_run, tmp_path):
+def test_permuting_source_labels_changes_weights(recipe, tmp_path):
     """The control of the test above."""
     data = tiny_images()
     source = np.flatnonzero(data.domains == 0)
     data.labels[source] = np.random.default_rng(1).permutation(data.labels[source])
-    fit_tiny(data, tmp_path / "run")
-    assert weights_of(tmp_path / "run") != weights_of(tiny_run)
+    fit_tiny(data, tmp_path / "run", settings=recipe[0])
+    assert weights_of(tmp_path / "run") != weights_of(recipe[1])
 
 
-def test_a_trained_backbone_moves_and_a_frozen_one_does_not(tiny_run, tmp_path):
+def test_a_trained_backbone_moves_and_a_frozen_one_does_not(recipe, tmp_path):
     def backbone(folder):
         state = load_file(folder / "model.safetensors")
         return tensor_hash({k: v for k, v in state.items() if k.startswith("backbone.")})
@@ -109,11 +239,11 @@ def test_a_trained_backbone_moves_and_a_frozen_one_does_not(tiny_run, tmp_path):
         fit_tiny(tiny_images(), tmp_path / f"{number}", freeze=True, settings={"max_iter": number})
         hashes.add(backbone(tmp_path / f"{number}"))
     assert len(hashes) == 1
-    assert backbone(tiny_run) not in hashes
+    assert backbone(recipe[1]) not in hashes
 
 
-def test_batch_norm_statistics_stay(tiny_run):
-    state = load_file(tiny_run / "model.safetensors")
+def test_batch_norm_statistics_stay(recipe):
+    state = load_file(recipe[1] / "model.safetensors")
     means = [v for k, v in state.items() if k.endswith("running_mean")]
     assert means
     assert all((mean == 0).all() for mean in means)
@@ -148,7 +278,7 @@ def test_streamed_images_train_and_resume_like_resident_ones_do(tmp_path, monkey
     data = open_dataset(image_folder(tmp_path / "images"))
     fit_tiny(data, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        kill_at(patch, 8)
+        kill_at(patch, 8, FineTuner)
         with pytest.raises(KeyboardInterrupt):
             fit_tiny(data, tmp_path / "torn")
     fit_tiny(data, tmp_path / "torn")
@@ -210,6 +340,12 @@ def test_full_disk_is_one_sentence_and_leaves_no_model(tmp_path, monkeypatch):
         ({"settings": {"max_itr": 3}}, "Unknown setting 'max_itr'. Did you mean 'max_iter'"),
         ({"settings": {"num_steps": -3}}, "Use 0 to predict without adaptation"),
         ({"settings": {"max_iter": "many"}}, "Expected setting `max_iter` to be int, but got 'many'"),
+        ({"settings": {"recipe": "three"}}, "`recipe` to be 'two-stage' or 'joint'"),
+        ({"settings": {"backbone_rate": 1e-4}}, r"set `finetune\.backbone_rate`"),
+        ({"settings": {"replay_share": 0.1}}, "`replay_share` has no part in the recipe 'two-stage': choose"),
+        ({"settings": {"finetune.method": "emr"}}, "Did you mean 'erm'"),
+        ({"settings": {"finetune.max_iter": 0}}, "`max_iter` to be 1 or more"),
+        ({"settings": {"finetune.average": 1.0}}, "`average` to be in"),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for CUDA where there is none")

@@ -3,15 +3,16 @@
 import pytest
 import torch
 
+from sourceward.finetune import FineTuner
 from sourceward.inputs import tensor_hash
 from sourceward.train import Trainer
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
 
 
-def work(data, out, kill_at):
+def work(data, out, learner, settings, kill_at):
     """What each process does: fit, and write down a hash of its parameters and one of the labels it drew."""
     torch.set_num_threads(1)
-    step, drawn = Trainer.step, []
+    step, drawn = learner.step, []
 
     def watched(self, feed):
         if self.iteration == kill_at:
@@ -25,9 +26,9 @@ def work(data, out, kill_at):
 
         return step(self, draw)
 
-    Trainer.step = watched
+    learner.step = watched
     try:
-        model = fit_tiny(data(), out)
+        model = fit_tiny(data(), out, settings=settings)
     except KeyboardInterrupt:
         return
     rank = torch.distributed.get_rank()
@@ -35,15 +36,16 @@ def work(data, out, kill_at):
     out.with_name(f"{out.name}-{rank}.txt").write_text(" ".join(hashes))
 
 
-def launch(data, out, kill_at=-1):
+def launch(data, out, learner=Trainer, settings=None, kill_at=-1):
     launcher = pytest.importorskip("accelerate").debug_launcher
-    launcher(work, (data, out, kill_at), num_processes=2)
+    launcher(work, (data, out, learner, settings or {}, kill_at), num_processes=2)
     files = [out.with_name(f"{out.name}-{rank}.txt") for rank in range(2)]
     return [file.read_text().split() for file in files if file.exists()]
 
 
-def test_own_batches_and_one_set_of_weights(tmp_path):
-    first, second = launch(tiny_images, tmp_path / "run")
+@pytest.mark.parametrize(("recipe", "learner"), [("two-stage", FineTuner), ("joint", Trainer)])
+def test_own_batches_and_one_set_of_weights(recipe, learner, tmp_path):
+    first, second = launch(tiny_images, tmp_path / "run", learner, {"recipe": recipe})
     assert first[0] == second[0]
     assert first[1] != second[1]
     assert (tmp_path / "run/config.json").exists()

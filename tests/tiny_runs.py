@@ -16,9 +16,9 @@ TINY = {
     "train_steps": 2,
     "num_steps": 2,
     "chains": 4,
-    "checkpoint_every": 5,
-    "evaluate_every": 6,
 }
+OFTEN = {"checkpoint_every": 5, "evaluate_every": 6}
+FINETUNE = {f"finetune.{name}": value for name, value in {"max_iter": 12, "batch_size": 6, **OFTEN}.items()}
 DOMAINS, CLASSES, EACH = ("a", "b", "c"), ("x", "y", "z"), 6
 
 
@@ -77,7 +77,10 @@ def tiny_features() -> DomainDataset:
 def fit_tiny(data: object, out: Path, **options: object) -> Model:
     """`fit` with settings of seconds; images go through the tiny convolutional backbone."""
     kind = getattr(data, "kind", "image")
+    given: dict = options.pop("settings", {})  # type: ignore[assignment]
+    two_stage = kind != "features" and not options.get("freeze") and given.get("recipe") != "joint"
     if kind != "features":
         options = {"backbone": "tiny:conv" if kind == "image" else "tiny:text", "weights": None, **options}
-    settings = {**TINY, **({"image_size": 16} if kind == "image" else {}), **options.pop("settings", {})}  # type: ignore[dict-item]
+    size = {"image_size": 16} if kind == "image" else {}
+    settings = {**TINY, **size, **(FINETUNE if two_stage else OFTEN), **given}
     return fit(data, out=out, target="c", settings=settings, device="cpu", **options)  # type: ignore[arg-type]

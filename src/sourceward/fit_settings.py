@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from sourceward.data.augment import Augmentation
 from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
+from sourceward.finetune import FineTuneSettings
 from sourceward.functional import Coefficients
 from sourceward.nn.heads import HEADS
 from sourceward.samplers import StepSettings
@@ -18,14 +19,25 @@ from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
 
 _ESTIMATOR = {name: p.default for name, p in inspect.signature(EnergyAdapter).parameters.items()}
 
-FINE_TUNING: dict[str, Any] = {
+RECIPES = ("two-stage", "joint")
+
+JOINT: dict[str, Any] = {
     "max_iter": 2000,
     "batch_size": 32,
     "learning_rate": 1e-3,
     "backbone_rate": 5e-5,
 }
-"""Where training the backbone differs from training on features. The rate is the paper's for ResNet-18 on
-PACS; 32 of each source is what DomainBed draws and what a small machine can hold."""
+"""Where training the backbone with Algorithm 1 differs from training on features. The rate is the paper's for
+ResNet-18 on PACS; 32 of each source is what DomainBed draws and what a small machine can hold."""
+
+NESTED = {"augmentation": Augmentation, "finetune": FineTuneSettings}
+
+AUTO_STEPS = 10
+"""Stands for `num_steps="auto"` where nothing was tuned."""
+
+
+_USED = ("recipe", *NESTED, "components", "image_size", "crop_fraction", "max_length", "validation_fraction")
+"""Settings beside those of the estimator that a two-stage fit looks at."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,10 @@ class FitSettings:
     """Settings of a fit. What `EnergyAdapter` also has, it has with the same meaning and the same default.
 
     Args:
-        backbone_rate: learning rate of the backbone.
+        recipe: how a backbone is trained: `two-stage` fine-tunes it as a classifier and fits an
+            `EnergyAdapter` to its features; `joint` trains everything together (Algorithm 1).
+        finetune: stage 1 of `two-stage`; what is not in it is of stage 2.
+        backbone_rate: learning rate of the backbone in `joint`.
         schedule: `cosine`, `step` (x 0.1 at 60 %) or `constant`.
         freeze_batchnorm: hold the backbone's batch norm statistics.
         train_step_size: step size of the training chains.
@@ -49,7 +64,9 @@ class FitSettings:
         checkpoint_every: iterations between checkpoints.
     """
 
-    num_steps: int = _ESTIMATOR["num_steps"]
+    recipe: str = "two-stage"
+    finetune: FineTuneSettings = field(default_factory=FineTuneSettings)
+    num_steps: int | str = _ESTIMATOR["num_steps"]
     step_size: float = _ESTIMATOR["step_size"]
     noise_std: float = _ESTIMATOR["noise_std"]
     sampler: str = _ESTIMATOR["sampler"]
@@ -87,13 +104,25 @@ class FitSettings:
         self.adapt().check()
         self.loop(), self.train()
         HEADS[self.head]
+        if self.recipe not in RECIPES:
+            raise InputError(f"Expected `recipe` to be 'two-stage' or 'joint', but got {self.recipe!r}.")
         for name in ("evaluate_every", "checkpoint_every", "components"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"Expected `{name}` to be 1 or more, but got {getattr(self, name)}.")
 
-    def adapt(self) -> AdaptSettings:
-        step = StepSettings(self.step_size, self.noise_std, accept=self.accept)
-        return AdaptSettings(self.num_steps, step, self.sampler, self.aggregation, self.num_draws)
+    def adapt(self, fitted: Any = None) -> AdaptSettings:
+        """Test time; what a fitted estimator has tuned (`num_steps_`, ...) comes before what is set."""
+
+        def value(name: str) -> Any:
+            return getattr(fitted, f"{name}_", getattr(self, name))
+
+        step = StepSettings(value("step_size"), value("noise_std"), accept=value("accept"))
+        steps = AUTO_STEPS if value("num_steps") == "auto" else value("num_steps")
+        return AdaptSettings(steps, step, value("sampler"), value("aggregation"), value("num_draws"))
+
+    def estimator(self) -> dict[str, Any]:
+        """What an `EnergyAdapter` is told."""
+        return {name: getattr(self, name) for name in _ESTIMATOR if name in self.__dataclass_fields__}
 
     def train(self, processes: int = 1) -> TrainSettings:
         return TrainSettings(
@@ -119,6 +148,16 @@ class FitSettings:
             self.freeze_batchnorm,
         )
 
+    def refuse_unused(self) -> None:
+        """A setting that two stages do not look at was set for a reason: say where it belongs."""
+        usual = FitSettings()
+        for name in fields(self):
+            key = name.name
+            if key in _ESTIMATOR or key in _USED or getattr(self, key) == getattr(usual, key):
+                continue
+            there = f"set `finetune.{key}`, or " if key in FineTuneSettings.__dataclass_fields__ else ""
+            raise InputError(f"`{key}` has no part in the recipe 'two-stage': {there}choose `recipe=joint`.")
+
     def to_dict(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self)))
 
@@ -128,19 +167,25 @@ class FitSettings:
         >>> FitSettings().changed({"max_iter": "5", "augmentation.hue": 0.1}).augmentation.hue
         0.1
         """
-        inner = {k.partition(".")[2]: v for k, v in values.items() if k.startswith("augmentation.")}
-        plain = {k: v for k, v in values.items() if not k.startswith("augmentation.")}
-        if "augmentation" in plain:
-            inner = {**dict(plain.pop("augmentation")), **inner}
-        augmentation = replace(self.augmentation, **_typed(Augmentation, inner))
-        return replace(self, **_typed(FitSettings, plain), augmentation=augmentation)
+        plain = {k: v for k, v in values.items() if k.partition(".")[0] not in NESTED}
+        nested = {}
+        for name, kind in NESTED.items():
+            inner = dict(values.get(name) or {})
+            inner |= {k.partition(".")[2]: v for k, v in values.items() if k.startswith(f"{name}.")}
+            nested[name] = replace(getattr(self, name), **_typed(kind, inner))
+        return replace(self, **_typed(FitSettings, plain), **nested)
 
 
 def settings_for(trains_backbone: bool, *layers: Mapping[str, Any] | None) -> FitSettings:
     """The defaults of the way of training, then each layer over the ones before it."""
-    settings = FitSettings().changed(FINE_TUNING) if trains_backbone else FitSettings()
+    recipe = FitSettings.recipe
+    for layer in layers:
+        recipe = (layer or {}).get("recipe", recipe)
+    settings = FitSettings().changed(JOINT) if trains_backbone and recipe == "joint" else FitSettings()
     for layer in layers:
         settings = settings.changed(layer or {})
+    if trains_backbone and recipe == "two-stage":
+        settings.refuse_unused()
     return settings
 
 

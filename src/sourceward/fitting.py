@@ -1,6 +1,6 @@
 """From a dataset to a model folder.
 
-    fit("photos/", out="run", target="sketch")                    trains the backbone with Algorithm 1
+    fit("photos/", out="run", target="sketch")                    trains the backbone, then heads and energies
     fit("photos/", out="run", target="sketch", freeze=True)       trains heads and energies on its features
     fit("features.npz", out="run")                                needs no backbone
 
@@ -25,11 +25,14 @@ from sourceward.inputs import Samples, encode, extract_features, prepare_samples
 from sourceward.model import Model, load
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
-from sourceward.nn.projection import Projected, principal_components
+from sourceward.nn.projection import project_features
 from sourceward.parallel import Processes, join_processes
 from sourceward.presets import PRESETS
-from sourceward.runs import Run, RunFolder, software
+from sourceward.run_folder import RunFolder, open_board, software
+from sourceward.runs import Run
+from sourceward.stage import Job
 from sourceward.train import Trainer
+from sourceward.two_stage import finish_two_stage
 
 LOOK = 4096
 """Samples of a source that scale, class centres and validation look at while a backbone trains; the class
@@ -84,23 +87,39 @@ def fit(
     try:
         if folder.open():
             return load(out, place)
-        task = _task(sources, body, plan, freeze, processes, place, progress)
-        run = Run(task, folder, plan, seed, processes, progress, tensorboard)
-        return run.finish(configuration | {"software": software()})
+        board = open_board(folder.path) if tensorboard and processes.is_main else None
+        job, info = (
+            Job(folder, plan, seed, processes, progress, board),
+            configuration | {"software": software()},
+        )
+        if body is not None and trains and plan.recipe == "two-stage":
+            prepared = _prepare(arrange(sources, plan.validation_fraction), body, job, place)
+            return finish_two_stage(prepared, body, job, info)
+        return Run(_task(sources, body, freeze, job, place), job).finish(info)
     except (OSError, SafetensorError) as error:
         raise InputError(f"Could not write the run to '{out}': {error}. Is the disk full?") from error
 
 
 @dataclass
-class Task:
-    """What is trained on what: a network, samples on their way to it, and which rows serve what."""
+class Prepared:
+    """Samples on their way to a network, and which rows serve what."""
 
-    network: Network
-    samples: Samples
     dataset: DomainDataset
+    samples: Samples
     labels: Tensor
     train: list[slice]
     val: list[slice]
+
+    def first(self, rows: slice) -> slice:
+        """As many of the rows as are looked at while a backbone trains."""
+        return slice(rows.start, min(rows.stop, rows.start + LOOK))
+
+
+@dataclass
+class Task(Prepared):
+    """What Algorithm 1 trains on what."""
+
+    network: Network
     still: nn.Module | None
     """What comes before the network and is not trained; it joins it in the finished model."""
     look: int | None
@@ -113,7 +132,7 @@ class Task:
     def features(self, network: Network, rows: slice, everything: bool = False) -> tuple[Tensor, Tensor]:
         """Rescaled features and labels."""
         if not everything and self.look is not None:
-            rows = slice(rows.start, min(rows.stop, rows.start + self.look))
+            rows = self.first(rows)
         return encode(network.features, self.samples, rows), self.labels[rows]
 
     def fit_centers(self, network: Network, everything: bool = False) -> None:
@@ -152,50 +171,46 @@ def _backbone(
         torch.manual_seed(seed)  # of weights that start at random
         options = {"image_size": settings.image_size, "max_length": settings.max_length}
         backbone = create_backbone(spec, weights=weights, **options)  # type: ignore[arg-type]
+    held = (settings.finetune if settings.recipe == "two-stage" else settings).freeze_batchnorm
     crop = settings.crop_fraction
     if isinstance(backbone.preprocessing, ImagePreprocessing) and crop is not None:
         backbone.preprocessing = replace(backbone.preprocessing, crop_fraction=crop)
-    return backbone.freeze_batchnorm(settings.freeze_batchnorm or not trains)
+    return backbone.freeze_batchnorm(not trains or held)
+
+
+def _prepare(arranged: "Arranged", backbone: Backbone | None, job: Job, device: torch.device) -> Prepared:
+    dataset, train, val = arranged
+    with job.processes.main_first():
+        samples = prepare_samples(dataset, backbone, device, job.settings.augmentation, job.progress)
+    return Prepared(dataset, samples, torch.from_numpy(dataset.labels).to(device), train, val)
 
 
 def _task(
-    sources: DomainDataset,
-    backbone: Backbone | None,
-    settings: FitSettings,
-    freeze: bool,
-    processes: Processes,
-    device: torch.device,
-    progress: bool | None,
+    sources: DomainDataset, backbone: Backbone | None, freeze: bool, job: Job, device: torch.device
 ) -> Task:
-    trained = None if freeze else backbone
-    with processes.main_first():
-        if backbone is not None and freeze:
-            sources = extract_features(sources, backbone, device, progress)
-        dataset, train, val = arrange(sources, settings.validation_fraction)
-        still: nn.Module | None = backbone if freeze else None
-        if trained is None:
-            dataset, still = _project(dataset, slice(0, train[-1].stop), still, settings.components)
-        samples = prepare_samples(dataset, trained, device, settings.augmentation, progress)
+    trained, still = (None, backbone) if freeze else (backbone, None)
+    if still is not None:
+        with job.processes.main_first():
+            sources = extract_features(sources, still, device, job.progress)
+    dataset, train, val = arrange(sources, job.settings.validation_fraction)
+    before: nn.Module | None = still
+    if trained is None:
+        feature, rows = torch.from_numpy(dataset.items), slice(0, train[-1].stop)
+        before, feature = project_features(still, feature, rows, job.settings.components)
+        dataset = replace(dataset, items=feature.numpy())
+    prepared = _prepare((dataset, train, val), trained, job, device)
     dim = trained.dim if trained is not None else dataset.items.shape[1]
-    network = Network(len(train), len(dataset.classes), dim, settings.head, trained).to(device)
+    network = Network(len(train), len(dataset.classes), dim, job.settings.head, trained).to(device)
     if device.type == "cuda" and trained is not None and trained.kind == "image":
         trained.to(memory_format=torch.channels_last)
-    labels = torch.from_numpy(dataset.labels).to(device)
-    return Task(network, samples, dataset, labels, train, val, still, None if trained is None else LOOK)
+    return Task(**vars(prepared), network=network, still=before, look=None if trained is None else LOOK)
 
 
-def _project(
-    dataset: DomainDataset, train: slice, backbone: nn.Module | None, dim: int | None
-) -> tuple[DomainDataset, nn.Module | None]:
-    """Features on the principal components of those trained on, and what makes them out of new inputs."""
-    feature = torch.from_numpy(dataset.items)
-    if dim is None or feature.shape[1] <= dim:
-        return dataset, backbone
-    projected = Projected(backbone, principal_components(feature[train], dim))
-    return replace(dataset, items=projected.project(feature).numpy()), projected
+Arranged = tuple[DomainDataset, list[slice], list[slice]]
+"""Samples, rows of each source to train on, rows of each source to select on."""
 
 
-def arrange(sources: DomainDataset, fraction: float = 0.1) -> tuple[DomainDataset, list[slice], list[slice]]:
+def arrange(sources: DomainDataset, fraction: float = 0.1) -> Arranged:
     """The samples in the order: rows to train on of each source, then rows to select on of each source.
 
     Within a part they are shuffled, so that the first few stand for all.

@@ -70,7 +70,9 @@ class Learner:
         """Exponential moving average, with a short memory at first so that the start is forgotten."""
         decay = min(self.loop.average, self.iteration / (self.iteration + 9))
         torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
-        torch._foreach_copy_(list(self.average.buffers()), list(self.network.buffers()))
+        buffers = list(self.average.buffers())
+        if buffers:
+            torch._foreach_copy_(buffers, list(self.network.buffers()))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Every tensor that the rest of the training depends on."""

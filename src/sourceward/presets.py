@@ -31,6 +31,7 @@ class Preset:
 PRESETS: Registry[Preset] = Registry("preset")
 
 PAPER: Mapping[str, Any] = {
+    "recipe": "joint",  # [S] Algorithm 1
     "head": "prototype",  # [C]
     "max_iter": 10_000,  # [S]
     "batch_size": 128,  # [S] of each source

@@ -36,8 +36,11 @@ def fit(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting.")
     ] = None,
-    max_iter: Annotated[int | None, typer.Option(help="Iterations.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples of each source per iteration.")] = None,
+    max_iter: Annotated[
+        int | None,
+        typer.Option(help="Iterations on heads and energies; --set finetune.max_iter=... on the backbone."),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples of each source per such iteration.")] = None,
     device: Device = "auto",
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     allow_missing: Annotated[
@@ -51,8 +54,10 @@ def fit(
 ) -> None:
     """Train on every domain but --target and write a model folder.
 
-    A run that was killed goes on where it was when the same command is given again. Model selection looks at
-    held-out samples of the source domains, never at the target. Start with --freeze.
+    The backbone is fine-tuned first, as a classifier; heads and energies then train on its features.
+    --set recipe=joint trains all of them together, as the paper does. A run that was killed goes on where it
+    was when the same command is given again. Model selection looks at held-out samples of the source
+    domains, never at the target. Start with --freeze.
     """
     from sourceward.fit_settings import parse_assignments, read_config
     from sourceward.fitting import fit as run
@@ -84,6 +89,8 @@ def fit(
 
 def _summary(info: dict[str, Any], out: str, data: str) -> None:
     console, metrics = Console(), info["metrics"]
+    if "finetune" in metrics:
+        console.print(_fine_tuned(metrics["finetune"], info["cost"]["finetune"]), highlight=False)
     table = Table(title=f"Source validation, iteration {metrics['iteration']} of {metrics['last_iteration']}")
     for column in ("source", "samples", "no adaptation", "adapted"):
         table.add_column(column, justify="left" if column == "source" else "right")
@@ -95,3 +102,12 @@ def _summary(info: dict[str, Any], out: str, data: str) -> None:
     console.print(f"  sourceward evaluate {escape(out)} {escape(data)}", highlight=False, soft_wrap=True)
     if info["training"]["backbone"] is not None and not info["training"]["freeze"]:
         console.print(FREEZE_HINT, highlight=False)
+
+
+def _fine_tuned(scores: dict[str, Any], cost: dict[str, Any]) -> str:
+    speed = f", {cost['images_per_second']:,.0f} samples/s" if cost["images_per_second"] else ""
+    return (
+        f"Fine-tuned backbone: {100 * scores['accuracy']:.1f} % on source validation with its linear head, "
+        f"iteration {scores['iteration']} of {scores['last_iteration']} ({cost['seconds']:.0f} s{speed}, "
+        f"{cost['peak_memory_mb']:,.0f} MB)."
+    )

@@ -23,7 +23,21 @@ class Projected(nn.Module):
         return self.project(inputs if self.backbone is None else self.backbone(inputs))
 
     def project(self, feature: Tensor) -> Tensor:
-        return feature.float() @ self.projection
+        with torch.autocast(feature.device.type, enabled=False):  # bfloat16 would round the features away
+            return feature.float() @ self.projection
+
+
+def project_features(
+    backbone: nn.Module | None, feature: Tensor, train: slice, dim: int | None
+) -> tuple[nn.Module | None, Tensor]:
+    """What makes components out of new inputs, and those of `feature`: principal ones of the `train` rows.
+
+    Features no wider than `dim` stay as they are.
+    """
+    if dim is None or feature.shape[1] <= dim:
+        return backbone, feature
+    projected = Projected(backbone, principal_components(feature[train], dim))
+    return projected, projected.project(feature)
 
 
 def principal_components(feature: Tensor, dim: int) -> Tensor:

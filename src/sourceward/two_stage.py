@@ -1,0 +1,193 @@
+"""A fit in two stages: fine-tune the backbone as a classifier, then heads and energies on its features.
+
+The energies practise on the very features that the finished model has: those of the averaged backbone,
+without augmentation. Stage 2 is an `EnergyAdapter` and runs on the main process.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sourceward.cost import Meter
+from sourceward.errors import InputError, TrainingError
+from sourceward.estimator import EnergyAdapter
+from sourceward.finetune import Classifier, FineTuner
+from sourceward.inputs import encode
+from sourceward.model import Model, load
+from sourceward.nn.backbones import Backbone
+from sourceward.nn.projection import project_features
+from sourceward.run_folder import LAST
+from sourceward.runs import validate
+from sourceward.stage import Job, Stage
+from sourceward.storage import load_tensors, save_tensors
+from sourceward.train import Feed
+
+if TYPE_CHECKING:
+    from sourceward.fitting import Prepared
+
+
+class FineTuning(Stage):
+    """Stage 1."""
+
+    name = "finetune"
+
+    def __init__(self, prepared: "Prepared", backbone: Backbone, job: Job) -> None:
+        settings = job.settings.finetune
+        super().__init__(job, settings)
+        self.prepared, device = prepared, prepared.labels.device
+        classes = len(prepared.dataset.classes)
+        network = Classifier(backbone, backbone.dim, self.sources(), classes, settings)
+        network.reset_head(torch.Generator().manual_seed(job.seed))
+        network.to(device)
+        fast = device.type == "cuda"
+        if fast and backbone.kind == "image":
+            backbone.to(memory_format=torch.channels_last)
+        self.learner = FineTuner(network, settings, job.seed, processes=job.processes, bf16=fast)
+
+    def finish(self) -> tuple[Classifier, dict[str, Any]]:
+        """The chosen weights, and what to tell of how they came about; a finished stage is loaded."""
+        network = self.learner.current
+        if self.folder.finetuned.exists():
+            state, told = load_tensors(self.folder.finetuned)
+            network.load_state_dict(state)
+            return network.eval(), told
+        meter = Meter(self.learner.device)
+        self.begin()
+        resumed = self.learner.iteration
+        self.train()
+        cost = meter.read() | {"images_per_second": self.speed.steady(), "resumed_at": resumed}
+        scores = self.best_scores
+        if scores["iteration"] != self.learner.iteration:
+            if self.settings.select == "best":
+                self._keep_last(network)
+                network.load_state_dict(self.best)
+            else:
+                scores = self.last_scores
+        told = {"scores": scores | {"last_iteration": self.learner.iteration}, "cost": cost}
+        if self.processes.is_main:
+            save_tensors(self.folder.finetuned, network.state_dict(), told)
+            self.folder.checkpoint.unlink(missing_ok=True)
+        return network.eval(), told
+
+    def _keep_last(self, network: Classifier) -> None:
+        if self.processes.is_main:
+            save_tensors(
+                self.folder.path / f"finetuned-{LAST}",
+                network.state_dict(),
+                {"iteration": self.learner.iteration},
+            )
+
+    def feed(self, batch_size: int) -> Feed:
+        data, learner = self.prepared, self.learner
+        return data.samples.feed(data.train, data.labels, batch_size, learner.seed, learner.iteration)
+
+    def sources(self) -> int:
+        return len(self.prepared.train)
+
+    def parts(self, loss: Tensor) -> dict[str, float]:
+        return {"total": loss.item()}
+
+    def note(self, parts: dict[str, float]) -> str:
+        val = f" val {100 * self.best_scores['accuracy']:.1f}" if self.best_scores else ""
+        return f"loss {parts['total']:.3f}{val}"
+
+    def scores(self, network: Classifier) -> dict[str, Any]:
+        per_source = {}
+        for name, rows in zip(self.prepared.dataset.domain_names, self.prepared.val):
+            if rows.stop > rows.start:
+                rows = self.prepared.first(rows)
+                feature = encode(network.backbone, self.prepared.samples, rows)
+                _check_alive(feature, self.learner.iteration)
+                answer = network.head(feature).argmax(1)
+                right = (answer == self.prepared.labels[rows]).float().mean()
+                per_source[name] = {"accuracy": right.item(), "samples": len(answer)}
+        mean = float(np.mean([scores["accuracy"] for scores in per_source.values()]))
+        self.last_scores = {"accuracy": mean, "per_source": per_source, "iteration": self.learner.iteration}
+        return dict(self.last_scores)
+
+
+def finish_two_stage(prepared: "Prepared", backbone: Backbone, job: Job, info: dict[str, Any]) -> Model:
+    """Both stages, and the model folder."""
+    folder, processes = job.folder, job.processes
+    classifier, told = FineTuning(prepared, backbone, job).finish()
+    processes.wait()
+    if processes.is_main:
+        model = fit_heads(prepared, classifier.backbone, job, info, told)
+        model.save(folder.path)
+        for file in (folder.finetuned, folder.heads):
+            file.unlink(missing_ok=True)
+    processes.wait()
+    return model if processes.is_main else load(folder.path, prepared.labels.device)
+
+
+def fit_heads(
+    prepared: "Prepared", backbone: nn.Module, job: Job, info: dict[str, Any], told: dict[str, Any]
+) -> Model:
+    """Stage 2: features of the finished backbone, in memory only; an `EnergyAdapter` on their components."""
+    data, device, settings = prepared.dataset, prepared.labels.device, job.settings
+    meter = Meter(device)
+    job.folder.rewind("heads", -1)
+    backbone.eval().requires_grad_(False)
+    feature = encode(backbone, prepared.samples, slice(0, len(data))).cpu()
+    rows = slice(0, prepared.train[-1].stop)
+    still, feature = project_features(backbone, feature, rows, settings.components)
+    estimator = _fit_estimator(feature[rows].numpy(), data.labels[rows], data.domains[rows], device, job)
+    classes = tuple(data.classes[code] for code in estimator.classes_)
+    model = Model(estimator.network_, classes, data.domain_names, settings.adapt(estimator), info)
+    scores = _validate(model, feature.to(device), prepared, estimator.classes_)
+    done = estimator.n_iter_
+    job.folder.record({"stage": "heads", "iteration": done, "validation": scores})
+    info["cost"] = {"finetune": told["cost"], "heads": meter.read()}
+    seconds = round(sum(cost["seconds"] for cost in info["cost"].values()), 2)
+    own = {"iteration": done, "last_iteration": done, "seconds": seconds}
+    info["metrics"] = {**scores, **own, "finetune": told["scores"]}
+    assert still is not None
+    model.network.backbone = still.to(device)
+    model.network.eval().requires_grad_(False)
+    return model
+
+
+def _fit_estimator(
+    X: np.ndarray, y: np.ndarray, domain: np.ndarray, device: torch.device, job: Job
+) -> EnergyAdapter:
+    checkpoint = job.folder.heads
+    estimator = EnergyAdapter(
+        **job.settings.estimator(),
+        allow_missing=True,  # refused before anything was trained, where it is not allowed
+        checkpoint=checkpoint,
+        device=str(device),
+        random_state=job.seed,
+        verbose=job.progress,
+    )
+    try:
+        return estimator.fit(X, y, sample_domain=domain)
+    except InputError:
+        if not checkpoint.exists():
+            raise
+        checkpoint.unlink()  # damaged, or of features with other bits: begin the stage again
+        return estimator.fit(X, y, sample_domain=domain)
+
+
+def _validate(model: Model, feature: Tensor, prepared: "Prepared", known: np.ndarray) -> dict[str, Any]:
+    """Source validation of the finished model; a class that no source trained on is never right."""
+    number = torch.full((len(prepared.dataset.classes),), -1)
+    number[torch.from_numpy(known)] = torch.arange(len(known))
+    label = number.to(feature.device)[prepared.labels]
+    network = model.network
+    parts = (
+        (name, network.features(feature[rows]), label[rows])
+        for name, rows in zip(prepared.dataset.domain_names, prepared.val)
+    )
+    with torch.no_grad():
+        return validate(parts, network, model.settings)
+
+
+def _check_alive(feature: Tensor, iteration: int) -> None:
+    spread = feature.std(0).max().item() if len(feature) > 1 else 1.0
+    if not spread > 0:  # NaN, too
+        raise TrainingError(
+            f"Every sample has the same features at iteration {iteration} of fine-tuning: they collapsed. "
+            "Lower `finetune.backbone_rate`, or pass --freeze."
+        )
