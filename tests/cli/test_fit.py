@@ -56,6 +56,19 @@ def test_from_images_to_a_table_and_the_next_command(run, tmp_path):
     assert (tmp_path / "run/config.json").exists()
 
 
+def test_two_stages_and_the_features_they_end_with(run, tmp_path):
+    root, bank = image_folder(tmp_path / "images"), tmp_path / "bank.npz"
+    stage = ("--set", "finetune.max_iter=3", "--set", "finetune.batch_size=4")
+    command = ("fit", root, "--out", tmp_path / "run", *FLAGS, *SHORT, *stage, "--save-features")
+    assert run(*command, tmp_path / "bank.csv")[0] == 2
+    code, out, err = run(*command, bank)
+    assert code == 0, err
+    assert "Fine-tuned backbone: " in out
+    with np.load(bank) as arrays:
+        assert arrays["held_out"] == "c"
+        assert set(arrays["domain"].tolist()) == {0, 1, 2}
+
+
 def test_features_need_no_backbone_and_json_is_all_there_is(run, bank, tmp_path):
     command = (
         "fit",

@@ -49,6 +49,9 @@ def fit(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard, too.")
     ] = False,
+    save_features: Annotated[
+        str | None, typer.Option(help="Write features of all domains, the target's too, to an .npz.")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -59,9 +62,13 @@ def fit(
     was when the same command is given again. Model selection looks at held-out samples of the source
     domains, never at the target. Start with --freeze.
     """
+    from sourceward.banks import check_bank
+    from sourceward.banks import save_features as save_bank
     from sourceward.fit_settings import parse_assignments, read_config
     from sourceward.fitting import fit as run
 
+    if save_features is not None:
+        check_bank(save_features)
     flags = {"max_iter": max_iter, "batch_size": batch_size}
     changes: dict[str, Any] = read_config(config) if config else {}
     changes |= parse_assignments(settings or [])
@@ -81,6 +88,9 @@ def fit(
         tensorboard=tensorboard,
         progress=bars(quiet),
     )
+    if save_features is not None:
+        fraction = model.info["training"]["settings"]["validation_fraction"]
+        save_bank(model, data, save_features, fraction=fraction, progress=bars(quiet))
     if json:
         typer.echo(jsonlib.dumps({"out": out, "kind": model.kind, **model.info}, indent=2))
     elif not quiet:

@@ -1,0 +1,63 @@
+"""Feature banks: what a model's backbone makes of every domain, in one .npz that `fit` and `bench` read."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sourceward.data import DomainDataset, open_dataset
+from sourceward.errors import InputError
+from sourceward.evaluation import dataset_features
+from sourceward.model import Model
+
+
+def save_features(
+    model: Model,
+    data: str | Path | DomainDataset,
+    path: str | Path,
+    *,
+    fraction: float = 0.1,
+    progress: bool | None = None,
+) -> None:
+    """Write features of all domains, in the units in which heads and energies first meet them.
+
+    Held out are the domains that the model was not trained on; `data.arrays` says what the file holds.
+
+    Args:
+        model: whose backbone and projection make the features.
+        data: anything `open_dataset` takes.
+        path: an .npz file.
+        fraction: share that validates where the data has no lists: that of the fit.
+        progress: show bars; when standard error is a terminal if None.
+    """
+    check_bank(path)
+    dataset = open_dataset(data)
+    feature = model.network.raw(dataset_features(model, dataset, progress)).cpu().numpy()
+    largest = np.abs(feature).max()
+    validates = np.zeros(len(dataset), dtype=bool)
+    validates[dataset.train_val_indices(fraction)[1]] = True
+    held = [name for name in dataset.domain_names if name not in model.sources]
+    arrays: dict[str, Any] = {
+        "features": feature.astype(np.float16 if largest < np.finfo(np.float16).max else np.float32),
+        "label": dataset.labels.astype(np.uint16),
+        "domain": dataset.domains.astype(np.uint16),
+        "is_validation": validates,
+        "domains": np.array(dataset.domain_names),
+        "classes": np.array(dataset.classes),
+    }
+    if held:
+        arrays["held_out"] = np.array(held[0] if len(held) == 1 else held)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}")
+    try:
+        with temporary.open("wb") as stream:
+            np.savez(stream, **arrays)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_bank(path: str | Path) -> None:
+    if Path(path).suffix.lower() != ".npz":
+        raise InputError(f"Expected a file that ends in .npz for features, but got '{path}'.")
