@@ -43,3 +43,14 @@ def test_a_filter_and_a_wrong_name(run):
     result = run("dataset")
     assert isinstance(result.exception, InputError)
     assert "Did you mean 'datasets'" in str(result.exception)
+
+
+def test_adapters_show_what_they_ask_of_a_deployment(run):
+    entry = json.loads(run("adapters", "tent_features", "--json").stdout)[0]
+    traits = {"reads": "features", "changes_weights": True, "keeps_state": True, "needs_batch": True}
+    assert traits.items() <= entry.items()
+    lines = run("adapters").stdout.splitlines()
+    row = next(line for line in lines if line.startswith("t3a"))
+    assert row.split()[:5] == ["t3a", "features", "yes", "yes", "-"]
+    none = next(line for line in lines if line.startswith("none"))
+    assert none.split()[1:5] == ["features", "-", "-", "-"]

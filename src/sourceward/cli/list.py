@@ -24,6 +24,9 @@ def list(
         typer.echo(jsonlib.dumps(entries, indent=2))
         return
     console = Console(soft_wrap=True, highlight=False)
+    if what == "adapters":
+        _print_traits(console, entries)
+        return
     for entry in entries:
         name, *rest = (str(value) for value in entry.values())
         console.print(f"[bold]{escape(name)}[/bold]" if rest else escape(name))
@@ -42,10 +45,22 @@ def _datasets(filter: str | None) -> Any:
 
 
 def _adapters(filter: str | None) -> Any:
-    from sourceward.adapters import ADAPTERS
+    from sourceward.adapters import ADAPTERS, traits_table
 
     docs = {name: (ADAPTERS[name].__doc__ or "").strip().split("\n")[0] for name in ADAPTERS}
-    return [{"name": name, "about": about} for name, about in docs.items() if _matches(name, filter)]
+    rows = [row for row in traits_table() if _matches(row["name"], filter)]
+    return [{**row, "about": docs[row["name"]]} for row in rows]
+
+
+def _print_traits(console: Console, entries: Any) -> None:
+    """What each adapter asks of a deployment, in columns."""
+    layout = "{:<18} {:<10} {:<9} {:<7} {:<7} {}"
+    console.print(layout.format("name", "reads", "changes", "keeps", "needs", ""), style="bold")
+    console.print(layout.format("", "", "weights", "state", "batch", ""), style="bold")
+    for entry in entries:
+        flags = (entry[flag] for flag in ("changes_weights", "keeps_state", "needs_batch"))
+        marks = ("yes" if flag else "-" for flag in flags)
+        console.print(escape(layout.format(entry["name"], entry["reads"], *marks, entry["about"])))
 
 
 def _backbones(filter: str | None) -> Any:
