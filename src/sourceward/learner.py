@@ -43,18 +43,24 @@ class Learner:
         self.network, self.loop, self.processes = network, loop, processes
         self.seed = seed + SEED_STRIDE * processes.rank
         self.average = copy.deepcopy(network).requires_grad_(False).eval()
-        self.optimizer = torch.optim.AdamW(_groups(network, loop), weight_decay=loop.weight_decay)
         self.device = next(network.parameters()).device
+        fused = True if self.device.type == "cuda" else None
+        groups = _groups(network, loop)
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=loop.weight_decay, fused=fused)
         self.generator = torch.Generator(device=self.device).manual_seed(self.seed)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         self.iteration = 0
 
     def update(self, loss: Tensor) -> None:
+        """One step down the gradient of `loss`."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.apply_gradients()
+
+    def apply_gradients(self) -> None:
         """One step of the optimizer, and the average after it."""
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * rate(self.iteration / self.loop.max_iter, self.loop.schedule)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
         self.processes.average_gradients(self.network.parameters())
         self.optimizer.step()
         self.iteration += 1
