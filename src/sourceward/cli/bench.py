@@ -1,103 +1,190 @@
-"""`sourceward bench FILE... --out DIR`: leave one domain out, with and without adaptation."""
+"""`sourceward bench [PRESET] DATA... --out DIR`: leave one domain out, every adapter on the same models."""
 
 import json as jsonlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from sourceward.bench.features import bench_features
-from sourceward.bench.provenance import command
+from sourceward.cli.options import Json, Quiet
 from sourceward.errors import InputError
+
+WIDE = 120
+"""Columns of a table that goes to a file."""
+
+FAILED = 3
+"""Exit code when some cells failed and the rest are there."""
 
 
 def bench(
-    data: Annotated[list[str], typer.Argument(help="Feature files, or one dataset of images or texts.")],
-    out: Annotated[Path, typer.Option(help="Folder for results.json.")],
+    data: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[PRESET] DATA...", help="Feature files, or images or texts; a preset may come first."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for results.json, cells and models.")],
     targets: Annotated[str, typer.Option(help="Domains to leave out, by comma; all by default.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, by comma.")] = "0",
-    steps: Annotated[str, typer.Option(help="Numbers of steps, by comma.")] = "0,5,10,20",
+    adapters: Annotated[
+        str,
+        typer.Option(
+            help="By comma, options after colons: ebtsa,t3a,tent:batch_size=16. `all` for every one."
+        ),
+    ] = "linear,ebtsa",
+    steps: Annotated[str, typer.Option(help="Numbers of steps of ebtsa, by comma.")] = "0,5,10,20",
+    selection: Annotated[
+        str, typer.Option(help="source, leave-one-source-out, last, or oracle (looks at the target).")
+    ] = "source",
+    engine: Annotated[str, typer.Option(help="local, or ray for a cluster (RAY_ADDRESS).")] = "local",
+    jobs: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
     backbone: Annotated[str | None, typer.Option(help="As in `fit`.")] = None,
     weights: Annotated[str, typer.Option(help="As in `fit`.")] = "default",
     freeze: Annotated[bool, typer.Option("--freeze", help="As in `fit`.")] = False,
-    runs: Annotated[
-        Path | None, typer.Option(help="Folder for the model folders; OUT/runs if not given.")
-    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: key=value.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Fit on all domains but one, answer on that one with and without adaptation; each domain, each seed."""
-    from sourceward.data import open_dataset
+    """Train on all domains but one, answer on that one with every adapter; each domain, each seed.
 
-    common: dict[str, Any] = {
-        "targets": [name for name in targets.split(",") if name],
-        "seeds": _numbers("seeds", seeds),
-        "steps": _numbers("steps", steps),
-        "on_cell": None if json else lambda cell: print(_line(cell), file=sys.stderr),
-    }
-    settings = dict(_setting(item) for item in set_ or ())
-    dataset = open_dataset(data[0])
-    if dataset.kind == "features":
-        results = bench_features(data, settings={"device": device} | settings, **common)
-    else:
-        from sourceward.bench.raw import bench_raw
+    Run the same command again after a kill: cells that are there are not computed again. Exit code 3: some
+    cells failed; the table says which and why.
+    """
+    from sourceward.bench.checkpoints import Training
+    from sourceward.bench.protocol import Plan
+    from sourceward.bench.protocol import bench as run
+    from sourceward.bench.provenance import command
+    from sourceward.bench.specs import parse_specs
+    from sourceward.fit_settings import parse_assignments
+    from sourceward.report.page import write_whole
 
-        if len(data) > 1:
-            raise InputError(f"Expected one dataset of {dataset.kind}s, but got {len(data)}.")
-        given = None if weights == "none" else weights
-        options: dict[str, Any] = {"backbone": backbone, "weights": given, "freeze": freeze, "device": device}
-        results = bench_raw(dataset, runs=runs or out / "runs", settings=settings, **options, **common)
-    results = {"command": command(sys.argv), **results}
-    out.mkdir(parents=True, exist_ok=True)
-    temporary = out / ".results.json"
-    temporary.write_text(jsonlib.dumps(results, indent=1) + "\n")
-    temporary.replace(out / "results.json")
+    preset, data = split_preset(data)
+    given = None if weights.lower() == "none" else weights
+    training = Training(parse_assignments(set_ or []), device, True, False, backbone, given, freeze, preset)
+    plan = Plan(
+        tuple(data),
+        parse_specs(adapter_names(adapters), step_numbers(steps)),
+        tuple(name for name in targets.split(",") if name),
+        tuple(numbers("seeds", seeds)),
+        selection,
+        training,
+    )
+    report = None if json or quiet else tell
+    results = {"command": command(sys.argv), **run(plan, out, engine=engine, workers=jobs, on_cell=report)}
+    write_whole(out / "results.json", jsonlib.dumps(results, indent=1) + "\n")
     if json:
         typer.echo(jsonlib.dumps(results))
-    else:
-        Console().print(_table(results))
+    elif not quiet:
+        console = Console()
+        show(results, console if console.is_terminal else Console(width=WIDE))
+        typer.echo(f"`sourceward report {out}` makes a page of it.")
+    if any(not cell.get("unsuitable") for cell in results["failed"]):
+        raise typer.Exit(FAILED)
 
 
-def _table(results: dict[str, Any]) -> Table:
-    """One row per target, the mean over seeds in each cell."""
-    steps = [str(k) for k in results["steps"]]
-    cells = results["cells"]
-    linear = "linear" in cells[0]
-    table = Table("data", "target", *(["linear"] if linear else []), *(f"{k} steps" for k in steps))
-    keys = list(dict.fromkeys((c["data"], c["target"]) for c in cells))
-    rows = []
-    for key in keys:
-        same = [c for c in cells if (c["data"], c["target"]) == key]
-        accuracy = [np.mean([c["by_steps"][k]["accuracy"] for c in same]) for k in steps]
-        rows.append([*([np.mean([c["linear"] for c in same])] if linear else []), *accuracy])
-        table.add_row(*key, *(f"{100 * v:.1f}" for v in rows[-1]))
-    table.add_section()
-    table.add_row("mean", "", *(f"{100 * v:.2f}" for v in np.mean(rows, axis=0)))
-    return table
+def show(results: dict[str, Any], console: Console) -> None:
+    """The table, what its spreads mean, and what is missing from it."""
+    for part in tables(results):
+        console.print(part)
+    console.print(results["plus_minus"], highlight=False)
+    if results["selection"] == "oracle":
+        console.print("ORACLE rows chose by the target's own labels: an upper bound, never a result.")
+    for text in missing(results["failed"]):
+        console.print(text, highlight=False, markup=False)
 
 
-def _line(cell: dict[str, Any]) -> str:
-    scores = ", ".join(f"{k}: {100 * v['accuracy']:.1f}" for k, v in cell["by_steps"].items())
-    return f"{cell['data']} without {cell['target']}, seed {cell['seed']}: {scores}"
+def missing(failed: list[dict[str, Any]]) -> list[str]:
+    """One line for each adapter and reason."""
+    groups: dict[tuple[str, str, bool], list[str]] = {}
+    for cell in failed:
+        key = (cell["adapter"], cell["reason"], bool(cell.get("unsuitable")))
+        groups.setdefault(key, []).append(f"{cell['data']}/{cell['target']}, seed {cell['seed']}")
+    return [
+        f"{adapter} does not apply: {reason}"
+        if unsuitable
+        else f"{adapter} FAILED in {len(cells)} cells, the first {cells[0]}: {reason}"
+        for (adapter, reason, unsuitable), cells in groups.items()
+    ]
 
 
-def _numbers(name: str, text: str) -> list[int]:
+def tables(results: dict[str, Any]) -> list[Table]:
+    """Accuracy on each target; then the mean of each contestant and its difference to no adaptation."""
+    rows = results["table"]
+    places = list(dict.fromkeys(place for row in rows for place in row["targets"]))
+    short = {place: place.split("/", 1)[1] for place in places}
+    each, mean = Table(title="Accuracy on each target, %"), Table(title="Mean over targets, %")
+    each.add_column("adapter")
+    for place in places:
+        unique = list(short.values()).count(short[place]) == 1
+        each.add_column(escape(short[place] if unique else place), justify="right")
+    mean.add_column("adapter")
+    for name in ("accuracy", "difference (95 % interval)"):
+        mean.add_column(name, justify="right")
+    for row in rows:
+        style = "dim" if row["oracle"] else None
+        cells = [f"{100 * row['targets'][p]['mean']:.1f}" if p in row["targets"] else "-" for p in places]
+        each.add_row(escape(row["label"]), *cells, style=style)
+        gap = "" if row["adapter"] == "none" else gain(row)
+        mean.add_row(escape(row["label"]), spread(row), gap, style=style)
+    return [each, mean]
+
+
+def spread(scores: dict[str, Any]) -> str:
+    mean, std = scores["mean"], scores["std"]
+    return f"{100 * mean:.1f}" if std is None else f"{100 * mean:.1f} ± {100 * std:.1f}"
+
+
+def gain(scores: dict[str, Any]) -> str:
+    low, mean, high = (100 * scores[key] for key in ("gain_low", "gain", "gain_high"))
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def tell(cell: dict[str, Any]) -> None:
+    if not cell.get("unsuitable"):
+        print(line(cell), file=sys.stderr)
+
+
+def line(cell: dict[str, Any]) -> str:
+    """One cell, as it is finished."""
+    where = f"{cell['data']} without {','.join(cell['left_out'])}, seed {cell['seed']}, {cell['target']}"
+    says = f"FAILED: {cell['failed']}" if "failed" in cell else f"{100 * cell['numbers']['accuracy']:.1f} %"
+    return f"{where}: {cell['adapter']} {says}"
+
+
+def split_preset(words: list[str]) -> tuple[str | None, list[str]]:
+    """The preset, when one comes first, and the data."""
+    from sourceward.presets import PRESETS
+
+    if words[0] not in PRESETS:
+        return None, words
+    if len(words) == 1:
+        raise InputError(
+            f"Expected where the data lies after the preset: "
+            f"`sourceward bench {words[0]} {PRESETS[words[0]].dataset}:/path --out DIR`."
+        )
+    return words[0], words[1:]
+
+
+def adapter_names(text: str) -> list[str]:
+    from sourceward.adapters import list_adapters
+    from sourceward.bench.specs import CONTROLS
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return [*CONTROLS, *list_adapters()] if names == ["all"] else names
+
+
+def numbers(name: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"Expected whole numbers by comma in --{name}, but got {text!r}.") from None
 
 
-def _setting(item: str) -> tuple[str, Any]:
-    key, found, value = item.partition("=")
-    if not found:
-        raise InputError(f"Expected --set key=value, but got {item!r}.")
-    try:
-        return key, jsonlib.loads(value)
-    except ValueError:
-        return key, value
+def step_numbers(text: str) -> list[int | str]:
+    parts = [part.strip() for part in text.split(",")]
+    return [part if part == "auto" else numbers("steps", part)[0] for part in parts]

@@ -1,0 +1,111 @@
+"""One cell: what one adapter says of one target after one training. Named by what its numbers depend on.
+
+DIR/bench.json              the configuration; a folder of another one is refused
+DIR/cells/KEY.json          numbers, the identity behind KEY, the predicted classes, and samples to look at
+DIR/runs/                   the trained models
+DIR/results.json            everything together, without samples
+"""
+
+import hashlib
+import inspect
+import json
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from sourceward.adapters import ADAPTERS
+from sourceward.errors import InputError
+from sourceward.runs import differences
+
+FORMAT = 2
+ROOMS = (
+    "functional",
+    "samplers",
+    "nn",
+    "negatives.py",
+    "algorithm.py",
+    "settings.py",
+    "train.py",
+    "estimator.py",
+)
+"""Code that a cell's numbers depend on, whatever the adapter."""
+
+
+def key_of(identity: dict[str, Any]) -> str:
+    """A name for everything in `identity`.
+
+    >>> key_of({"a": 1}) == key_of({"a": 1}) != key_of({"a": 2})
+    True
+    """
+    text = json.dumps(identity, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
+
+
+@cache
+def code_version() -> str:
+    """Of the code that trains and walks; a change of it makes other cells."""
+    hasher = hashlib.blake2b(digest_size=6)
+    root = Path(str(files("sourceward")))
+    for room in ROOMS:
+        path = root / room
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            if "backbones" not in file.parts:
+                hasher.update(file.read_bytes())
+    return hasher.hexdigest()
+
+
+@cache
+def adapter_version(name: str) -> str:
+    """Of the file that an adapter is in."""
+    source = inspect.getsourcefile(ADAPTERS[name]) if name in ADAPTERS else None
+    return hashlib.blake2b(Path(source).read_bytes() if source else b"", digest_size=6).hexdigest()
+
+
+class Folder:
+    """The cells of one configuration."""
+
+    def __init__(self, path: Path, configuration: dict[str, Any]) -> None:
+        self.path, self.configuration = path, json.loads(json.dumps(configuration))
+        self.cells = path / "cells"
+
+    def open(self) -> None:
+        """Make it, or refuse the folder of another configuration before anything is computed."""
+        from sourceward.report.page import open_folder, write_whole
+
+        file = self.path / "bench.json"
+        if file.exists():
+            self._compare(file)
+        elif (self.path / "results.json").exists():
+            raise InputError(
+                f"'{self.path}' holds results of an earlier kind, without their configuration. "
+                "Name another folder, or remove this one."
+            )
+        open_folder(self.path)
+        self.cells.mkdir(exist_ok=True)
+        write_whole(file, json.dumps(self.configuration, indent=1) + "\n")
+
+    def load(self, key: str) -> dict[str, Any] | None:
+        """A finished cell, or None where it is missing or torn."""
+        try:
+            return json.loads((self.cells / f"{key}.json").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def store(self, cell: dict[str, Any]) -> None:
+        from sourceward.report.page import write_whole
+
+        write_whole(self.cells / f"{cell['key']}.json", json.dumps(cell) + "\n")
+
+    def _compare(self, file: Path) -> None:
+        try:
+            before = json.loads(file.read_text())
+        except ValueError:
+            raise InputError(f"'{file}' is damaged. Remove '{self.path}' to start anew.") from None
+        found = list(differences(before, self.configuration))
+        if found:
+            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+            raise InputError(
+                f"'{self.path}' holds results of another configuration: {'; '.join(found[:3])}{more}. "
+                "Name another folder, or remove this one."
+            )

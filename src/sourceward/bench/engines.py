@@ -1,0 +1,90 @@
+"""Where jobs run: here one after the other, here in several processes, or on a Ray cluster."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sourceward.errors import InputError, unknown_name
+
+Outcome = tuple[int, Any]
+"""Number of the job, and what it returned or the exception that lost its worker."""
+
+ENGINES = ("local", "ray")
+RETRIES = 3
+"""How often Ray starts a job again whose worker was lost."""
+
+
+def run_jobs(
+    function: Callable[[Any], Any], jobs: Sequence[Any], engine: str = "local", workers: int = 1
+) -> Iterator[Outcome]:
+    """Yield each job's outcome as it comes.
+
+    Args:
+        function: takes a job; must not raise for what a job itself does wrong.
+        jobs: plain data.
+        engine: `local` or `ray`.
+        workers: processes on this machine; Ray takes what its cluster has.
+    """
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    if workers < 1:
+        raise InputError(f"Expected `--jobs` to be 1 or more, but got {workers}.")
+    if engine == "ray":
+        yield from _ray(function, jobs, workers)
+    elif workers == 1 or len(jobs) <= 1:
+        yield from ((number, function(job)) for number, job in enumerate(jobs))
+    else:
+        yield from _processes(function, jobs, workers)
+
+
+def _processes(function: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Iterator[Outcome]:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+
+    workers = min(workers, len(jobs))
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    # Not forked: a child of a process whose threads hold locks may wait for them for ever.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _limit_threads, (threads,)) as pool:
+        numbers = {pool.submit(function, job): number for number, job in enumerate(jobs)}
+        for future in as_completed(numbers):
+            error = future.exception()
+            yield numbers[future], future.result() if error is None else error
+
+
+def _limit_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _ray(function: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Iterator[Outcome]:
+    try:
+        import ray
+    except ImportError:
+        raise InputError(
+            "Ray is not installed: pip install 'sourceward[ray]', or use --engine local."
+        ) from None
+    own = not ray.is_initialized()
+    if own:
+        joined = os.environ.get("RAY_ADDRESS")
+        options: dict[str, Any] = {} if joined else {"num_cpus": workers, "include_dashboard": False}
+        ray.init(address=joined, log_to_driver=False, logging_level=logging.ERROR, **options)
+    try:
+        gpus = ray.cluster_resources().get("GPU", 0)
+        cpus = ray.cluster_resources().get("CPU", 1)
+        # A share of a GPU for each job that can run at once, so that all of them see one.
+        share = {"num_gpus": min(1.0, gpus / cpus)} if gpus else {}
+        remote = ray.remote(num_cpus=1, max_retries=RETRIES, **share)(function)
+        waiting = {remote.remote(job): number for number, job in enumerate(jobs)}
+        while waiting:
+            (done,), _ = ray.wait(list(waiting), num_returns=1)
+            try:
+                outcome = ray.get(done)
+            except ray.exceptions.RayError as error:
+                outcome = error
+            yield waiting.pop(done), outcome
+    finally:
+        if own:
+            ray.shutdown()

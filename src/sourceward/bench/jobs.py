@@ -1,0 +1,183 @@
+"""One job: one training, then every adapter that is asked for on every target that it left out."""
+
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sourceward.adapters.base import Unsuitable
+from sourceward.bench.cells import FORMAT, adapter_version, code_version, key_of
+from sourceward.bench.checkpoints import Checkpoint, Part, Training, train
+from sourceward.bench.controls import linear_probabilities
+from sourceward.bench.measures import measure, measure_walk
+from sourceward.bench.samples import saved_and_lost
+from sourceward.bench.specs import CONTROLS, NONE, Spec
+from sourceward.data import DomainDataset, open_dataset
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training and its questions.
+
+    Args:
+        data: what `open_dataset` takes.
+        options: of the reader.
+        name: of the data, for people.
+        fingerprint: of the data.
+        left_out: domains that are not trained on.
+        questions: (target, contestants) pairs.
+        seed: of the training; None for a control, which has none.
+        training: how.
+        folder: for models.
+        pretends: whether the target is a source, left out for selection.
+    """
+
+    data: str | DomainDataset
+    name: str
+    fingerprint: str
+    left_out: tuple[str, ...]
+    questions: tuple[tuple[str, tuple[Spec, ...]], ...]
+    seed: int | None
+    training: Training
+    folder: str
+    options: tuple[tuple[str, Any], ...] = ()
+    pretends: bool = False
+
+    def training_identity(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "code": code_version(),
+            "data": self.fingerprint,
+            "left_out": list(self.left_out),
+            "seed": self.seed,
+            "training": asdict(self.training),
+        }
+
+    def cell_identity(self, target: str, spec: Spec) -> dict[str, Any]:
+        version = {"target": target, "adapter": spec.key, "adapter_code": adapter_version(spec.name)}
+        return self.training_identity() | version
+
+    def cell_key(self, target: str, spec: Spec) -> str:
+        return key_of(self.cell_identity(target, spec))
+
+    def lacking(self, present: Any) -> "Job | None":
+        """The same job with only the questions whose cells `present(key)` does not know."""
+        asked = [
+            (target, tuple(spec for spec in specs if not present(self.cell_key(target, spec))))
+            for target, specs in self.questions
+        ]
+        asked = [(target, specs) for target, specs in asked if specs]
+        return replace(self, questions=tuple(asked)) if asked else None
+
+
+def run_job(job: Job) -> list[dict[str, Any]]:
+    """Cells, finished or failed; whatever goes wrong in one of them leaves the others alone."""
+    try:
+        data = _open(job.data, job.options)
+        if job.seed is None:
+            return [_control(job, data, target, spec) for target, specs in job.questions for spec in specs]
+        run = "-".join(
+            [job.name, "without", *job.left_out, str(job.seed), key_of(job.training_identity())[:8]]
+        )
+        checkpoint = train(data, job.training, job.left_out, job.seed, Path(job.folder) / _file_name(run))
+    except Exception as error:
+        return [_failed(job, target, spec, error) for target, specs in job.questions for spec in specs]
+    return [cell for target, specs in job.questions for cell in _answers(job, checkpoint, target, specs)]
+
+
+def _answers(job: Job, checkpoint: Checkpoint, target: str, specs: tuple[Spec, ...]) -> list[dict[str, Any]]:
+    part = checkpoint.part(target)
+    before = checkpoint.answer(Spec(NONE), part).probabilities
+    cells = []
+    for spec in specs:
+        try:
+            cells.append(_cell(job, checkpoint, part, before, target, spec))
+        except Exception as error:
+            cells.append(_failed(job, target, spec, error))
+    return cells
+
+
+def _cell(
+    job: Job, checkpoint: Checkpoint, part: Part, before: np.ndarray, target: str, spec: Spec
+) -> dict[str, Any]:
+    start = time.perf_counter()
+    adapted = checkpoint.answer(spec, part)
+    seconds = time.perf_counter() - start
+    numbers = _numbers(part, adapted.probabilities, checkpoint.codes)
+    right = np.asarray(numbers["predicted"]) == part.label
+    numbers |= measure_walk(adapted, right, checkpoint.sources)
+    if adapted.per_source is not None and np.isfinite(adapted.per_source).all():
+        votes = checkpoint.codes[adapted.per_source.argmax(2)] == part.label[:, None]
+        numbers["per_source"] = {name: float(votes[:, i].mean()) for i, name in enumerate(checkpoint.sources)}
+    if job.training.hold_out and checkpoint.validation:
+        scores = [
+            (checkpoint.codes[checkpoint.answer(spec, rows).probabilities.argmax(1)] == rows.label).mean()
+            for rows in checkpoint.validation
+        ]
+        numbers["validation"] = float(np.mean(scores))
+    numbers |= {"seconds": seconds, "ms_per_sample": 1000 * seconds / max(len(part.label), 1)}
+    samples = saved_and_lost(before, adapted.probabilities, part.label, checkpoint.codes, part.dataset)
+    shown = [] if spec.name == NONE else samples
+    return _named(job, target, spec) | {"training": checkpoint.info, "numbers": numbers, "samples": shown}
+
+
+def _control(job: Job, data: DomainDataset, target: str, spec: Spec) -> dict[str, Any]:
+    sources, part = data.without(job.left_out), data.of_domains([target])
+    start = time.perf_counter()
+    X, X_target = (np.asarray(d.items, dtype=np.float32) for d in (sources, part))
+    probability = linear_probabilities(X, sources.labels, sources.domains, X_target)
+    seconds = time.perf_counter() - start
+    numbers = _numbers(Part(part, None), probability, np.unique(sources.labels))  # type: ignore[arg-type]
+    return _named(job, target, spec) | {
+        "training": {"fit_seconds": seconds},
+        "numbers": numbers,
+        "samples": [],
+    }
+
+
+def _numbers(part: Part, probability: np.ndarray, codes: np.ndarray) -> dict[str, Any]:
+    predicted = codes[probability.argmax(1)].tolist()
+    return measure(probability, part.label, codes, part.dataset.classes) | {"predicted": predicted}
+
+
+def _named(job: Job, target: str, spec: Spec) -> dict[str, Any]:
+    return {
+        "key": job.cell_key(target, spec),
+        "data": job.name,
+        "target": target,
+        "left_out": list(job.left_out),
+        "seed": job.seed,
+        "adapter": spec.key,
+        "identity": job.cell_identity(target, spec),
+    }
+
+
+def _failed(job: Job, target: str, spec: Spec, error: Exception | str) -> dict[str, Any]:
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    named = reason[0] if isinstance(error, str | ValueError) else f"{type(error).__name__}: {reason[0]}"
+    return _named(job, target, spec) | {"failed": named, "unsuitable": isinstance(error, Unsuitable)}
+
+
+def failed_cells(job: Job, reason: str) -> list[dict[str, Any]]:
+    """All cells of a job whose worker was lost."""
+    return [_failed(job, target, spec, reason) for target, specs in job.questions for spec in specs]
+
+
+def _open(data: str | DomainDataset, options: tuple[tuple[str, Any], ...]) -> DomainDataset:
+    return data if isinstance(data, DomainDataset) else _open_once(data, options)
+
+
+@lru_cache(maxsize=1)
+def _open_once(spec: str, options: tuple[tuple[str, Any], ...]) -> DomainDataset:
+    """Jobs of the same data come one after the other; it is read once."""
+    return open_dataset(spec, **dict(options))
+
+
+def _file_name(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
+
+
+__all__ = ["CONTROLS", "Job", "failed_cells", "run_job"]

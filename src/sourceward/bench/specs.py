@@ -1,0 +1,95 @@
+"""What a bench compares: adapters and controls by name, each with its own options.
+
+none    ebtsa    ebtsa:num_steps=20:sampler=nesterov    tent:batch_size=16    linear
+"""
+
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sourceward.adapters import ADAPTERS
+from sourceward.errors import InputError, unknown_name
+from sourceward.estimator import EnergyAdapter
+from sourceward.fit_settings import parse_assignments
+
+OURS, NONE, LINEAR = "ebtsa", "none", "linear"
+CONTROLS = (LINEAR,)
+"""Classifiers trained anew on the same features: what ordinary training makes of the same data."""
+
+TEST_TIME = ("num_steps", "step_size", "noise_std", "sampler", "accept", "aggregation", "num_draws", "gate")
+"""Options of our own adapter: the estimator's settings of test time."""
+
+
+@dataclass(frozen=True, order=True)
+class Spec:
+    """One contestant."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """As it is typed.
+
+        >>> Spec("tent", (("batch_size", 16),)).key
+        'tent:batch_size=16'
+        """
+        return ":".join([self.name, *(f"{name}={value}" for name, value in self.options)])
+
+    @property
+    def label(self) -> str:
+        """As a person reads it in a table.
+
+        >>> Spec("ebtsa", (("num_steps", 10),)).label
+        'ebtsa, 10 steps'
+        """
+        words = [f"{v} steps" if k == "num_steps" else f"{k} {v}" for k, v in self.options]
+        name = {NONE: "no adaptation", LINEAR: "linear control"}.get(self.name, self.name)
+        return ", ".join([name, *words])
+
+
+def parse_specs(texts: Iterable[str], steps: Sequence[int | str] = ()) -> tuple[Spec, ...]:
+    """Contestants from what was typed, `none` first: it is what every difference is taken to.
+
+    `ebtsa` without a number of steps stands for one contestant for each of `steps`.
+
+    >>> [spec.key for spec in parse_specs(["ebtsa"], [0, 5])]
+    ['none', 'ebtsa:num_steps=5']
+    """
+    found = [Spec(NONE)]
+    for text in texts:
+        name, *assignments = text.split(":")
+        options = parse_assignments(assignments)
+        _check(name, options)
+        if name == OURS and "num_steps" not in options and steps:
+            found += [_spec(name, {"num_steps": k} | options) for k in steps if k != 0]
+        else:
+            found.append(_spec(name, options))
+    return tuple(dict.fromkeys(found))
+
+
+def _spec(name: str, options: dict[str, Any]) -> Spec:
+    return Spec(name, tuple(options.items()))
+
+
+def _check(name: str, options: dict[str, Any]) -> None:
+    if name not in (*ADAPTERS, *CONTROLS):
+        raise unknown_name("adapter", name, [*ADAPTERS, *CONTROLS])
+    known = adapter_options(name)
+    for option, value in options.items():
+        if option not in known:
+            if not known:
+                raise InputError(f"Adapter {name!r} takes no options, but got {option!r}.")
+            raise unknown_name(f"option of adapter {name!r},", option, known)
+        if option == "num_steps" and not (value == "auto" or (isinstance(value, int) and value >= 0)):
+            raise InputError(f"Expected `num_steps` to be 0 or more, but got {value!r}.")
+
+
+def adapter_options(name: str) -> list[str]:
+    """Names that may follow an adapter's."""
+    if name in (NONE, *CONTROLS):
+        return []
+    if name == OURS:
+        return [option for option in TEST_TIME if option in EnergyAdapter().get_params()]
+    return [option for option in inspect.signature(ADAPTERS[name]).parameters if option != "settings"]

@@ -1,0 +1,294 @@
+"""Leave one domain out: what is trained, what is asked, what is kept, and what the numbers mean."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sourceward.bench.cells import key_of
+from sourceward.bench.checkpoints import Training, in_order, train
+from sourceward.bench.jobs import run_job
+from sourceward.bench.protocol import Plan, _jobs, bench
+from sourceward.bench.specs import Spec, parse_specs
+from sourceward.data import open_dataset
+from sourceward.errors import InputError
+from tests.helpers import make_domains
+from tests.tiny_runs import TINY, image_folder
+
+QUICK = {"max_iter": 5, "batch_size": 8, "train_steps": 2, "chains": 4}
+
+
+def feature_file(path, sources=3, flip=None):
+    X, y, domain = make_domains(sources=sources, classes=2, dim=4, rows=24)
+    if flip is not None:
+        y = np.where(domain == flip, 1 - y, y)
+    names = np.array(list("abcd")[:sources])
+    np.savez(path, features=X, label=y, domain=domain, domains=names, classes=np.array(["x", "y"]))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return feature_file(tmp_path_factory.mktemp("data") / "features.npz")
+
+
+def plan(file, **changes):
+    base = Plan((file,), parse_specs(["linear", "ebtsa"], [0, 3, 6]), training=Training(QUICK, "cpu"))
+    return replace(base, **changes)
+
+
+def timeless(table):
+    """Everything but how long it took."""
+    return [{name: value for name, value in row.items() if name != "ms_per_sample"} for row in table]
+
+
+@pytest.fixture(scope="module")
+def done(file, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    return out, bench(plan(file, seeds=(0, 1)), out)
+
+
+def test_every_domain_is_left_out_once_per_seed(done):
+    _, results = done
+    assert [(c["target"], c["seed"]) for c in results["cells"]] == [(t, s) for t in "abc" for s in (0, 1)]
+    for cell in results["cells"]:
+        assert set(cell["adapters"]) == {"none", "linear", "ebtsa:num_steps=3", "ebtsa:num_steps=6"}
+        assert list(cell["by_steps"]) == ["0", "3", "6"]
+        moved = cell["by_steps"]["3"]
+        assert cell["by_steps"]["0"]["gain"] == 0
+        assert moved["gain"] == pytest.approx(moved["accuracy"] - cell["by_steps"]["0"]["accuracy"])
+        assert moved["gain_low"] <= moved["gain"] <= moved["gain_high"]
+        assert moved["energy_after"] <= moved["energy_before"]
+        for numbers in cell["adapters"].values():
+            confusion = np.array(numbers["confusion"])
+            assert confusion.sum() == cell["target_rows"]
+            assert np.trace(confusion) / confusion.sum() == pytest.approx(numbers["accuracy"])
+            counted = sum(c["accuracy"] * c["samples"] for c in numbers["per_class"].values())
+            assert counted / cell["target_rows"] == pytest.approx(numbers["accuracy"])
+
+
+def test_the_table_is_the_mean_of_the_cells(done):
+    _, results = done
+    for row in results["table"]:
+        if row["adapter"].startswith("selected"):
+            continue
+        by_seed = [
+            np.mean([c["adapters"][row["adapter"]]["accuracy"] for c in results["cells"] if c["seed"] == s])
+            for s in (0, 1)
+        ]
+        assert row["mean"] == pytest.approx(np.mean(by_seed))
+        assert row["std"] == pytest.approx(np.std(by_seed, ddof=1))
+        assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+    assert "over 2 seeds" in results["plus_minus"]
+
+
+def test_what_is_there_is_not_computed_again(done, file):
+    out, results = done
+    seen = []
+    again = bench(plan(file, seeds=(0, 1)), out, on_cell=seen.append)
+    assert (seen, again["table"]) == ([], results["table"])
+    next((out / "cells").iterdir()).write_text("{torn")
+    repaired = bench(plan(file, seeds=(0, 1)), out, on_cell=seen.append)
+    assert timeless(repaired["table"]) == timeless(results["table"])
+    assert len(seen) == 1
+
+
+def test_a_new_adapter_meets_the_models_that_are_there(done, file, monkeypatch):
+    out, results = done
+    monkeypatch.setattr("sourceward.estimator.EnergyAdapter.fit", lambda *_: pytest.fail("trained again"))
+    more = bench(plan(file, seeds=(0, 1), specs=parse_specs(["t3a"])), out)
+    assert more["table"][0]["mean"] == results["table"][1]["mean"]  # no adaptation, to the bit
+    assert more["table"][1]["adapter"] == "t3a"
+
+
+def test_another_configuration_is_refused_with_the_difference(done, file):
+    out, _ = done
+    other = plan(file, training=Training(QUICK | {"max_iter": 6}, "cpu"))
+    with pytest.raises(InputError, match=r"training\.settings\.max_iter was 5, now 6"):
+        bench(other, out)
+    with pytest.raises(InputError, match='selection was "source", now "last"'):
+        bench(plan(file, selection="last"), out)
+
+
+def test_results_of_an_earlier_kind_are_not_overwritten(file, tmp_path):
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(InputError, match="of an earlier kind"):
+        bench(plan(file), tmp_path)
+
+
+def test_target_labels_only_count(file, tmp_path):
+    """Other labels of the target change its accuracy, and nothing that was learned or chosen."""
+    other = feature_file(tmp_path / "features.npz", flip=2)
+    one, two = (
+        bench(plan(f, targets=("c",)), tmp_path / name) for f, name in ((file, "one"), (other, "two"))
+    )
+    for key in ("ebtsa:num_steps=3", "none", "linear"):
+        first, second = (r["cells"][0]["adapters"][key] for r in (one, two))
+        assert first["accuracy"] == pytest.approx(1 - second["accuracy"])
+        assert first.get("energy_after") == second.get("energy_after")
+        assert first.get("validation") == second.get("validation")
+    chosen = [row["chosen"] for r in (one, two) for row in r["table"] if row["adapter"] == "selected:ebtsa"]
+    assert chosen[0] == chosen[1]
+
+
+def test_a_cell_that_fails_leaves_the_rest(file, tmp_path, monkeypatch):
+    from sourceward.adapters import ADAPTERS
+
+    monkeypatch.setattr(ADAPTERS["t3a"], "__call__", lambda *_: 1 / 0)
+    results = bench(plan(file, specs=parse_specs(["t3a", "ebtsa:num_steps=2"])), tmp_path)
+    assert [row["adapter"] for row in results["table"]] == ["none", "ebtsa:num_steps=2", "selected:ebtsa"]
+    assert [f["target"] for f in results["failed"]] == list("abc")
+    assert results["failed"][0]["reason"] == "ZeroDivisionError: division by zero"
+
+
+def test_an_adapter_that_has_no_meaning_here_says_so(file, tmp_path):
+    results = bench(plan(file, targets=("a",), specs=parse_specs(["tent"])), tmp_path)
+    assert results["failed"][0]["unsuitable"]
+    assert "features" in results["failed"][0]["reason"]
+
+
+def test_source_validation_is_not_trained_on(file, tmp_path):
+    """Selection looks at rows that training never saw; `last` needs none and trains on all."""
+    data = open_dataset(file)
+    held, whole = (
+        train(data, Training(QUICK, "cpu", hold_out=hold), ("c",), 0, tmp_path / str(hold))
+        for hold in (True, False)
+    )
+    assert (held.info["rows"], whole.info["rows"]) == (48 - sum(len(p.label) for p in held.validation), 48)
+
+
+def test_leaving_sources_out_asks_models_that_never_saw_them(file, tmp_path):
+    chosen = plan(file, targets=("a",), selection="leave-one-source-out")
+    data = open_dataset(file)
+    jobs = [job for job in _jobs(chosen, file, data, tmp_path) if job.seed is not None]
+    assert [(job.left_out, job.questions[0][0]) for job in jobs] == [
+        (("a",), "a"),
+        (("a", "b"), "b"),
+        (("a", "c"), "c"),
+    ]
+    results = bench(chosen, tmp_path)
+    row = next(row for row in results["table"] if row["adapter"] == "selected:ebtsa")
+    picked = row["chosen"]["features/a/0"]
+    scores = {
+        spec.key: np.mean([_accuracy(tmp_path, job, job.questions[0][0], spec) for job in jobs[1:]])
+        for spec in chosen.specs
+        if spec.name != "linear"
+    }
+    assert scores[picked] == max(scores.values())
+
+
+def _accuracy(out, job, target, spec):
+    job = replace(job, training=replace(job.training, hold_out=False))
+    return json.loads((out / "cells" / f"{job.cell_key(target, spec)}.json").read_text())["numbers"][
+        "accuracy"
+    ]
+
+
+def test_an_oracle_says_so_and_is_the_best(file, tmp_path):
+    results = bench(plan(file, targets=("a",), selection="oracle"), tmp_path)
+    row = next(row for row in results["table"] if row["oracle"])
+    assert row["label"].startswith("ORACLE")
+    rest = [r["mean"] for r in results["table"] if r["adapter"] == "none" or r["adapter"].startswith("ebtsa")]
+    assert row["mean"] == max(rest)
+
+
+def test_keys_follow_everything_that_numbers_depend_on(file, tmp_path):
+    data = open_dataset(file)
+    job = _jobs(plan(file), file, data, tmp_path)[0]
+    keys = {job.cell_key("a", Spec("none")), job.cell_key("b", Spec("none")), job.cell_key("a", Spec("t3a"))}
+    for change in (
+        {"seed": 1},
+        {"fingerprint": "other"},
+        {"left_out": ("a", "b")},
+        {"training": Training({"max_iter": 6})},
+    ):
+        keys.add(replace(job, **change).cell_key("a", Spec("none")))
+    assert len(keys) == 7
+    assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
+
+
+def test_domains_that_are_held_out_together_share_a_training(tmp_path):
+    X, y, domain = make_domains(sources=4, classes=2, dim=4, rows=12)
+    file = tmp_path / "f.npz"
+    np.savez(
+        file,
+        features=X,
+        label=y,
+        domain=domain,
+        domains=np.array(list("abcd")),
+        held_out=np.array(["a", "d"]),
+    )
+    jobs = _jobs(plan(str(file)), str(file), open_dataset(file), tmp_path)
+    (job,) = [job for job in jobs if job.seed is not None]
+    assert job.left_out == ("a", "d")
+    assert [target for target, _ in job.questions] == ["a", "d"]
+
+
+def test_a_stream_is_shuffled_and_put_back(file, tmp_path):
+    """An adapter that keeps state meets classes mixed; its answers come back in the order of the rows."""
+    data = open_dataset(file)
+    checkpoint = train(data, Training(QUICK, "cpu"), ("c",), 0, tmp_path)
+    part = checkpoint.part("c")
+    still = checkpoint.answer(Spec("none"), part)
+    order = np.random.default_rng(0).permutation(len(part.label))
+    shuffled = type(still)(*(v if v is None else v[order] for v in vars(still).values()))
+    assert (in_order(shuffled, order).probabilities == still.probabilities).all()
+    tent = checkpoint.answer(Spec("tent_features", (("rate", 0.0),)), part)
+    assert tent.probabilities == pytest.approx(still.probabilities, abs=1e-5)
+
+
+def test_images_go_through_fit(tmp_path):
+    folder = image_folder(tmp_path / "images")
+    training = Training({**TINY, "image_size": 16}, "cpu", backbone="tiny:conv", weights=None)
+    specs = parse_specs(["ebtsa:num_steps=2", "batchnorm:batch_size=8"])
+    chosen = Plan((str(folder),), specs, ("c",), training=training)
+    results = bench(chosen, tmp_path / "out")
+    assert not results["failed"]
+    assert set(results["cells"][0]["adapters"]) == {"none", "ebtsa:num_steps=2", "batchnorm:batch_size=8"}
+    assert results["cells"][0]["backbone"] == "tiny:conv"
+    assert "picture" not in json.dumps(results)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"targets": ("d",)}, "Unknown target 'd'"),
+        ({"training": Training({"max_itre": 3})}, "Did you mean 'max_iter'"),
+        ({"training": Training({"step_size": "abc"})}, "Expected `step_size` to be 0 or more, but got 'abc'"),
+        ({"training": Training(backbone="tiny:conv")}, "Features need no backbone"),
+        ({"selection": "sorce"}, "Unknown selection 'sorce'. Did you mean 'source'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(file, tmp_path, changes, says):
+    with pytest.raises(InputError, match=says):
+        bench(plan(file, **changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_source_cannot_be_left_out(tmp_path):
+    two = feature_file(tmp_path / "two.npz", sources=2)
+    with pytest.raises(InputError, match="needs two sources or more"):
+        bench(plan(two, selection="leave-one-source-out"), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tnet", "Unknown adapter 'tnet'. Did you mean 'tent'"),
+        ("ebtsa:num_step=3", "Did you mean 'num_steps'"),
+        ("ebtsa:num_steps=-3", "Expected `num_steps` to be 0 or more, but got -3"),
+        ("none:rate=3", "takes no options"),
+        ("tent:rate", "key=value"),
+    ],
+)
+def test_bad_adapters(text, says):
+    with pytest.raises(InputError, match=says):
+        parse_specs([text])
+
+
+def test_a_job_that_cannot_train_fails_in_all_its_cells(file, tmp_path):
+    job = _jobs(plan(file, targets=("a",)), str(tmp_path / "gone.npz"), open_dataset(file), tmp_path)[0]
+    cells = run_job(job)
+    assert len(cells) == 3
+    assert all("No such file" in cell["failed"] for cell in cells)
