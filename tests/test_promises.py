@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from sourceward import Adapted, EnergyAdapter, InputError, create_adapter
 from sourceward.functional import energy, latent_bias
+from sourceward.nn import folded
 from sourceward.samplers import SAMPLERS
 from sourceward.train import ResidentFeed
 from tests.helpers import QUICK, make_domains
@@ -49,20 +50,38 @@ def test_promise_2_zero_steps_equal_no_adaptation(head):
         feature = network.features(torch.from_numpy(TARGET.astype(np.float32)))
         # By hand, on as many rows as the adapter computes together: 60 padded to 64.
         rows = torch.cat([feature, torch.zeros(4, feature.shape[1])]).expand(network.sources, -1, -1)
-        prior, posterior = network.prior(rows), network.posterior(network.centers)
-        latents = (prior.mean, posterior.mean) if prior else (None, None)
-        votes = network.head(rows, *latents).softmax(-1)
-        if head == "pooled":
-            pooled = network.posterior(network.centers.mean(0).expand_as(network.centers)).mean
-            votes = (votes + network.head(rows, prior.mean, pooled).softmax(-1)) / 2
-        by_hand = votes.mean(0)[:60].numpy()
+        fold = folded(network)
+        by_hand, in_rows = [
+            _votes(rows, *parts)
+            for parts in (
+                (network.latent, network.head, *_prototypes(network)),
+                (fold.latent, fold.head, fold.class_latent, fold.pooled_latent),
+            )
+        ]
     zero, none = est.adapt(TARGET), create_adapter("none")(network, feature)
-    assert np.array_equal(zero.probabilities, by_hand)
+    assert np.array_equal(zero.probabilities, in_rows)
+    np.testing.assert_allclose(in_rows, by_hand, rtol=1e-5)
     for name in Adapted.__dataclass_fields__:
         assert np.array_equal(getattr(zero, name), getattr(none, name)), name
     assert np.array_equal(zero.energy_before, zero.energy_after)
     np.testing.assert_allclose(zero.features, TARGET[:, None].repeat(3, 1), atol=1e-5)
-    assert not np.array_equal(est.set_params(num_steps=4).adapt(TARGET).probabilities, by_hand)
+    assert not np.array_equal(est.set_params(num_steps=4).adapt(TARGET).probabilities, in_rows)
+
+
+def _prototypes(network):
+    """The class latents of each source and of all together."""
+    if network.latent is None:
+        return None, None
+    pooled = network.centers.mean(0).expand_as(network.centers)
+    return network.posterior(network.centers).mean, network.posterior(pooled).mean
+
+
+def _votes(rows, latent, head, class_latent, pooled_latent) -> np.ndarray:
+    z = None if latent is None else latent(rows).mean
+    votes = head(rows, z, class_latent).softmax(-1)
+    if head.pooled:
+        votes = (votes + head(rows, z, pooled_latent).softmax(-1)) / 2
+    return votes.mean(0)[:60].numpy()
 
 
 ways = st.sampled_from(

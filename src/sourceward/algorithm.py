@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from sourceward._maybe import detach, draw, join
 from sourceward.functional import (
     AGGREGATIONS,
+    ChainWeights,
     EnergyWeights,
     Gaussian,
     Guided,
@@ -30,8 +31,8 @@ from sourceward.functional import (
     latent_bias,
 )
 from sourceward.negatives import Batch, jitter, negatives
-from sourceward.nn import Network, ReplayBuffer, frozen_call
-from sourceward.samplers import Chain, Target, generator_noise, keyed_noise, run
+from sourceward.nn import Folded, Network, ReplayBuffer, folded, frozen_call
+from sourceward.samplers import Chain, Target, walk
 from sourceward.settings import AdaptSettings, TrainSettings
 
 
@@ -78,9 +79,11 @@ def objective(
 
     # The chain of eq. 2, without a graph; the points where it took its gradients are kept.
     with torch.no_grad():
-        noise = generator_noise(generator, start)
-        target = energy_target(frozen, start_latent)
-        chain = run("langevin", start, target, settings.step, settings.num_steps, noise, record=True)
+        theta = ChainWeights.of(frozen)
+        bias = theta.bias(start_latent)
+        chain = walk(
+            "langevin", start, theta, bias, settings.step, settings.num_steps, generator, record=True
+        )
     replay.push(chain.feature, start_label)
 
     # Second line: contrastive divergence, E down on the source's own samples and up on the chain ends.
@@ -145,23 +148,18 @@ def adapt(
         sources: the sources that vote; all when None.
         record: keep the trajectory.
     """
-    start = feature.expand(network.sources, *feature.shape)
-    prior = latent or network.prior(start)
-    class_posterior = network.posterior(network.centers)
-    draws = max(settings.num_draws, 1)
-    z, class_latent = _keyed_draws(prior, class_posterior, keys, settings)
-    start = start.repeat(1, draws, 1)
-
-    target = energy_target(network.energy.weights(), z)
-    noise = keyed_noise(keys.repeat(draws), start)
-    chain = run(settings.sampler, start, target, settings.step, settings.num_steps, noise, record=record)
-    per_source = network.head(chain.feature, z, class_latent).softmax(-1)
-    if network.head.pooled:
-        pooled = network.posterior(network.centers.mean(0).expand_as(network.centers))
-        pooled_latent = None if pooled is None else pooled.mean
-        per_source = (per_source + network.head(chain.feature, z, pooled_latent).softmax(-1)) / 2
+    fold, draws = folded(network), max(settings.num_draws, 1)
+    z = _keyed_latent(fold, feature, latent, keys, settings)
+    start = feature.repeat(draws, 1).expand(network.sources, -1, -1)
+    bias, keys = fold.energy.bias(z), keys.repeat(draws)
+    chain = walk(
+        settings.sampler, start, fold.energy, bias, settings.step, settings.num_steps, keys, record=record
+    )
+    per_source = fold.head(chain.feature, z, fold.class_latent).softmax(-1)
+    if fold.head.pooled:
+        per_source = (per_source + fold.head(chain.feature, z, fold.pooled_latent).softmax(-1)) / 2
     per_source = per_source.unflatten(1, (draws, len(feature))).mean(1)
-    similarity = cosine_to_sources(feature, network.centers.mean(1))
+    similarity = cosine_to_sources(feature, fold.source_center)
     voters = list(sources) if sources is not None else slice(None)
     vote = AGGREGATIONS[settings.aggregation](per_source[voters], similarity[voters])
     return Answer(vote, per_source, chain)
@@ -173,14 +171,14 @@ def energy_target(weights: EnergyWeights, latent: Tensor | None) -> Target:
     return Target(lambda x: energy(weights, x, bias), lambda x: energy_and_grad(weights, x, bias))
 
 
-def _keyed_draws(
-    prior: Gaussian | None, class_posterior: Gaussian | None, keys: Tensor, settings: AdaptSettings
-) -> tuple[Tensor | None, Tensor | None]:
-    """z of each sample, (sources, draws x batch, dim), or its mean without draws; mean z of each class."""
-    if prior is None or class_posterior is None:
-        return None, None
-    if not settings.num_draws:
-        return prior.mean, class_posterior.mean
-    eps = keyed_normal(keys, -2, prior.mean.shape[-1], prior.mean.dtype, settings.num_draws)
-    z = prior.mean.unsqueeze(1) + prior.std.unsqueeze(1) * eps
-    return z.flatten(1, 2), class_posterior.mean
+def _keyed_latent(
+    fold: Folded, feature: Tensor, latent: Gaussian | None, keys: Tensor, settings: AdaptSettings
+) -> Tensor | None:
+    """z of each sample and draw, or its mean without draws: (sources, draws x batch, dim)."""
+    if fold.latent is None:
+        return None
+    mean, std = latent or fold.latent(feature)
+    if settings.num_draws:
+        eps = keyed_normal(keys, -2, mean.shape[-1], mean.dtype, settings.num_draws)
+        mean = (mean.unsqueeze(-3) + std.unsqueeze(-3) * eps).flatten(-3, -2)
+    return mean.expand(len(fold.source_center), -1, -1)

@@ -16,16 +16,12 @@ from sourceward.adapters.base import (
     Adapted,
 )
 from sourceward.algorithm import Answer, adapt
-from sourceward.functional import row_keys
+from sourceward.functional import row_keys, row_multiple
 from sourceward.nn import Network
 from sourceward.settings import AdaptSettings
 
 BLOCK = 512
 """Rows computed together: bounds memory, whatever the number of rows."""
-
-MULTIPLE = 32
-"""Rows are padded to a multiple of this: at other counts BLAS finishes with kernels for remainders, and a
-row's last bits would depend on how many neighbours it has."""
 
 
 @ADAPTERS.register("ebtsa")
@@ -62,7 +58,8 @@ class EnergyAdaptation:
 
     def _block(self, network: Network, feature: Tensor, keys: Tensor) -> Adapted:
         rows = len(feature)
-        missing = -rows % MULTIPLE if rows else MULTIPLE
+        multiple = row_multiple(feature.shape[1])
+        missing = -rows % multiple if rows else multiple
         padded, padded_keys = pad(feature, (0, 0, 0, missing)), pad(keys, (0, missing))
         answer = adapt(network, padded, padded_keys, self.settings, sources=self.sources, record=self.record)
         adapted = self._to_numpy(answer, network, rows)

@@ -2,6 +2,7 @@
 
 from sourceward.functional.aggregation import AGGREGATIONS, cosine_to_sources
 from sourceward.functional.centers import class_centers
+from sourceward.functional.chain import ChainWeights
 from sourceward.functional.energy import (
     EnergyWeights,
     Masks,
@@ -19,11 +20,13 @@ from sourceward.functional.metrics import (
     expected_calibration_error,
     negative_log_likelihood,
 )
-from sourceward.functional.noise import keyed_normal, keyed_uniform, row_keys
+from sourceward.functional.noise import keyed_normal, keyed_normals, keyed_uniform, row_keys
 from sourceward.functional.oracle import oracle_latent, oracle_source
+from sourceward.functional.rows import row_multiple
 
 __all__ = [
     "AGGREGATIONS",
+    "ChainWeights",
     "Coefficients",
     "EnergyWeights",
     "Gaussian",
@@ -42,6 +45,7 @@ __all__ = [
     "expected_calibration_error",
     "guided_step",
     "keyed_normal",
+    "keyed_normals",
     "keyed_uniform",
     "kl_divergence",
     "latent_bias",
@@ -49,6 +53,7 @@ __all__ = [
     "oracle_latent",
     "oracle_source",
     "row_keys",
+    "row_multiple",
     "swish",
     "swish_grad",
 ]

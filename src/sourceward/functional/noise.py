@@ -7,6 +7,7 @@ function of (key of the row, stream, position): a counter-based generator made o
 
 import hashlib
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,36 +44,48 @@ def keyed_normal(
         draws: rows per key.
     """
     pairs = (dim + 1) // 2
-    bits = _bits(keys, stream, draws * pairs).view(len(keys), draws, pairs).transpose(0, 1)
-    real = torch.float64 if dtype == torch.float64 else torch.float32
-    scale = 2.0**-24
-    low = (bits & 0xFFFFFF).to(real)
-    high = ((bits >> 24) & 0xFFFFFF).to(real)
-    radius = torch.sqrt(-2.0 * torch.log((low + 1.0) * scale))  # in (0, 1], so the logarithm is finite
-    angle = (2.0 * math.pi * scale) * high
-    pair = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)
-    return pair[..., :dim].to(dtype)
+    bits = _bits(keys, range(stream, stream + 1), draws * pairs)[0]
+    return _normal(bits.view(len(keys), draws, pairs).transpose(0, 1), dim, dtype)
+
+
+def keyed_normals(keys: Tensor, streams: range, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`keyed_normal` of several streams in one go: (streams, batch, dim)."""
+    return _normal(_bits(keys, streams, (dim + 1) // 2), dim, dtype)
 
 
 def keyed_uniform(keys: Tensor, stream: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """One number in (0, 1] for each key: (batch,)."""
-    return (((_bits(keys, stream, 1)[:, 0] & 0xFFFFFF) + 1).to(torch.float64) * 2.0**-24).to(dtype)
+    bits = _bits(keys, range(stream, stream + 1), 1)[0, :, 0]
+    return (((bits & 0xFFFFFF) + 1).to(torch.float64) * 2.0**-24).to(dtype)
 
 
-def _bits(keys: Tensor, stream: int, count: int) -> Tensor:
-    """(batch, count) words of 64 bits, each a mix of key, stream and position."""
-    position = torch.arange(1, count + 1, device=keys.device, dtype=torch.int64)
-    offset = (_GOLDEN * (stream + 1) + 2**63) % 2**64 - 2**63  # wrapped to a signed 64-bit integer
-    start = _mix(_mix(keys) + offset)
-    return _mix(start.unsqueeze(1) + position * _GOLDEN)
+def _normal(bits: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Box-Muller: two numbers from each word, the cosines first."""
+    real = torch.float64 if dtype == torch.float64 else torch.float32
+    scale = 2.0**-24
+    low = (bits & 0xFFFFFF).to(real)
+    high = ((bits >> 24) & 0xFFFFFF).to(real)
+    radius = low.add_(1.0).mul_(scale).log_().mul_(-2.0).sqrt_()  # of (0, 1], so the logarithm is finite
+    angle = high.mul_(2.0 * math.pi * scale)
+    pair = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)
+    return pair[..., :dim].to(dtype)
+
+
+def _bits(keys: Tensor, streams: range, count: int) -> Tensor:
+    """(streams, batch, count) words of 64 bits, each a mix of key, stream and position."""
+    options: dict[str, Any] = {"device": keys.device, "dtype": torch.int64}
+    position = torch.arange(1, count + 1, **options)
+    offset = torch.arange(streams.start + 1, streams.stop + 1, streams.step, **options) * _GOLDEN
+    start = _mix(_mix(keys) + offset.unsqueeze(1))
+    return _mix(start.unsqueeze(-1) + position * _GOLDEN)
 
 
 def _mix(word: Tensor) -> Tensor:
-    word = (word ^ _shift(word, 30)) * _MIX1
-    word = (word ^ _shift(word, 27)) * _MIX2
-    return word ^ _shift(word, 31)
+    word = _shift(word, 30).bitwise_xor_(word).mul_(_MIX1)
+    word = _shift(word, 27).bitwise_xor_(word).mul_(_MIX2)
+    return _shift(word, 31).bitwise_xor_(word)
 
 
 def _shift(word: Tensor, by: int) -> Tensor:
     """Logical right shift; torch's is arithmetic."""
-    return (word >> by) & ((1 << (64 - by)) - 1)
+    return (word >> by).bitwise_and_((1 << (64 - by)) - 1)

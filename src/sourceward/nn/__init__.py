@@ -1,6 +1,7 @@
 """Modules with parameters. Their maths lives in `functional`."""
 
 from sourceward.nn.energy import StackedEnergy
+from sourceward.nn.folded import Folded, folded
 from sourceward.nn.frozen import frozen_call
 from sourceward.nn.heads import HEADS, ConcatHead, Head, LinearHead, PooledPrototypeHead, PrototypeHead
 from sourceward.nn.latent import LatentNet
@@ -10,6 +11,7 @@ from sourceward.nn.replay import ReplayBuffer
 __all__ = [
     "HEADS",
     "ConcatHead",
+    "Folded",
     "Head",
     "LatentNet",
     "LinearHead",
@@ -18,5 +20,6 @@ __all__ = [
     "PrototypeHead",
     "ReplayBuffer",
     "StackedEnergy",
+    "folded",
     "frozen_call",
 ]

@@ -48,12 +48,13 @@ class StackedEnergy(nn.Module):
             self.register_buffer(f"right{layer}", torch.empty(sources, inner))
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Uniform in +-1/sqrt(inputs), as `nn.Linear`; random singular vectors, refined by 15 iterations."""
         for layer, (matrix, bias) in enumerate(zip(self.matrices, self.biases)):
             bound = 1 / math.sqrt(matrix.shape[-1])
             for parameter in (matrix, bias):
-                parameter.data.copy_(torch.rand(parameter.shape, generator=generator) * 2 * bound - bound)
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) * 2 * bound - bound)
             for side in ("left", "right"):
                 vector = getattr(self, f"{side}{layer}")
                 vector.copy_(nn.functional.normalize(torch.randn(vector.shape, generator=generator), dim=-1))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sourceward._registry import Registry
 from sourceward.functional import swish
+from sourceward.functional.rows import matmul
 
 
 class Head(nn.Module):
@@ -45,7 +46,7 @@ class PrototypeHead(Head):
     def forward(self, feature: Tensor, latent: Tensor | None, class_latent: Tensor | None) -> Tensor:
         if class_latent is None:
             raise ValueError("Expected `class_latent` for the prototype head, but got None.")
-        return feature @ class_latent.mT / math.sqrt(self.dim)
+        return matmul(feature, class_latent.mT) / math.sqrt(self.dim)
 
 
 @HEADS.register("pooled")

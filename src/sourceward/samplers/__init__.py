@@ -2,9 +2,11 @@
 
 from sourceward.samplers.accept import ACCEPT_RULES
 from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target
+from sourceward.samplers.fused import fused_langevin
 from sourceward.samplers.langevin import langevin, textbook
 from sourceward.samplers.nesterov import nesterov
 from sourceward.samplers.run import Chain, generator_noise, keyed_noise, run
+from sourceward.samplers.walk import walk
 
 __all__ = [
     "ACCEPT_RULES",
@@ -15,10 +17,12 @@ __all__ = [
     "State",
     "StepSettings",
     "Target",
+    "fused_langevin",
     "generator_noise",
     "keyed_noise",
     "langevin",
     "nesterov",
     "run",
     "textbook",
+    "walk",
 ]

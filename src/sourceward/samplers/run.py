@@ -11,6 +11,7 @@ from sourceward.functional.noise import keyed_normal, keyed_uniform
 from sourceward.samplers.base import SAMPLERS, Noise, State, StepSettings, Target
 
 NoiseSource = Callable[[int], Noise]
+"""`noise(k)` is the randomness of step k."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,104 @@
+"""`Folded`: a trained network laid out for prediction, with everything that is constant computed once."""
+
+import copy
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sourceward.functional import ChainWeights
+from sourceward.functional.rows import laid_out, matmul
+from sourceward.nn.heads import Head
+from sourceward.nn.latent import LatentNet
+from sourceward.nn.network import Network
+
+
+class RowLinear(nn.Module):
+    """A trained `nn.Linear` that gives a row the same bits whatever its neighbours: see `functional.rows`."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("weight", laid_out(linear.weight))
+        self.register_buffer("bias", linear.bias.detach().clone())
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return matmul(rows, self.weight).add_(self.bias)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What prediction needs of a network, without its backbone.
+
+    Args:
+        energy: spectral norm folded in, both directions contiguous.
+        latent: p(z|x).
+        head: the classifier.
+        class_latent: mean of q(z|d) of each source's class centres, (sources, classes, dim).
+        pooled_latent: the same of the centres of all sources together, for a head that uses it.
+        source_center: mean class centre of each source, (sources, dim).
+    """
+
+    energy: ChainWeights
+    latent: LatentNet | None
+    head: Head
+    class_latent: Tensor | None
+    pooled_latent: Tensor | None
+    source_center: Tensor
+
+
+@torch.no_grad()
+def folded(network: Network) -> Folded:
+    """Fold a network, or return what was folded before if nothing has changed since."""
+    state = _state(network)
+    known = network.__dict__.get("_folded")
+    if known is None or known.state != state:
+        known = _Kept(state, _fold(network))
+        network.__dict__["_folded"] = known
+    return known.folded
+
+
+class _Kept:
+    """Belongs to one network: a copy of the network starts without it."""
+
+    def __init__(self, state: tuple[tuple[int, int], ...], folded: Folded) -> None:
+        self.state, self.folded = state, folded
+
+    def __deepcopy__(self, memo: object) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()
+
+
+def _state(network: Network) -> tuple[tuple[int, int], ...]:
+    """Changes whenever a tensor is replaced or written to. The backbone plays no part."""
+    modules = [module for module in (network.energy, network.latent, network.head) if module is not None]
+    tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    return tuple((t.data_ptr(), t._version) for t in (*tensors, network.centers))
+
+
+def _fold(network: Network) -> Folded:
+    own = network.posterior(network.centers)
+    pooled = network.posterior(network.centers.mean(0, keepdim=True)) if network.head.pooled else None
+    return Folded(
+        ChainWeights.of(network.energy.weights()),
+        None if network.latent is None else _row_wise(network.latent),
+        _row_wise(network.head),
+        None if own is None else laid_out(own.mean).mT,
+        None if pooled is None else laid_out(pooled.mean).mT.expand_as(network.centers),
+        network.centers.mean(1),
+    )
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def _row_wise(module: M) -> M:
+    """A copy whose linear layers are `RowLinear`."""
+    module = copy.deepcopy(module).requires_grad_(False).eval()
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, RowLinear(child))
+    return module

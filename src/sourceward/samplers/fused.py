@@ -1,0 +1,117 @@
+"""The Langevin chain of `langevin`, on the stacked energy, with nothing computed twice.
+
+A step moves x by v = noise_std * eps, then by d = -step_size * clip(dE/dx). The first layer is linear, so its
+pre-activation a0 = Wx x + (Wz z + b0) moves by Wx v and Wx d: it is carried along instead of computed again,
+and Wx v of many steps is one product. A step then costs two products with Wx instead of three, the energy
+that decides about acceptance is the one the next step compares with, and nothing is allocated per step.
+The numbers are those of `run("langevin", ...)` up to rounding.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sourceward.functional.chain import ChainWeights
+from sourceward.functional.noise import keyed_normals as many_normals
+from sourceward.functional.rows import matmul
+from sourceward.samplers.accept import ACCEPT_RULES
+from sourceward.samplers.base import StepSettings
+from sourceward.samplers.run import Chain
+
+Normals = Callable[[int, int], Tensor]
+"""`normals(k, n)` are the normals of steps k to k + n: (n, sources or 1, batch, dim), new memory."""
+
+RULES = ("always", "energy_not_higher")
+"""Accept rules that look at energies alone."""
+
+NOISE_ROWS = 4096
+"""Rows of noise made together: memory does not grow with the number of steps."""
+
+
+@torch.no_grad()
+def fused_langevin(
+    weights: ChainWeights,
+    feature: Tensor,
+    bias: Tensor,
+    settings: StepSettings,
+    num_steps: int,
+    normals: Normals,
+    *,
+    record: bool = False,
+) -> Chain:
+    """Take `num_steps` Langevin steps from `feature` on the energies of all sources.
+
+    Args:
+        weights: of all sources.
+        feature: (sources, batch, dim), the starts.
+        bias: from `ChainWeights.bias`.
+        settings: of each step; the accept rule is one of `RULES`.
+        num_steps: 0 returns the starts themselves.
+        normals: `normals(k, n)` gives the noise of steps k to k + n.
+        record: keep trajectory, energies and origins.
+    """
+    x, a = feature, weights.first(feature, bias)
+    energy = before = weights.energy(a)
+    accepts = ACCEPT_RULES[settings.accept]
+    taken = torch.zeros_like(energy, dtype=torch.int64)
+    points, values, origins = [feature], [energy], []
+    together = max(1, NOISE_ROWS // max(feature.shape[1], 1))
+    for first in range(0, num_steps, together):
+        count = min(together, num_steps - first)
+        jitter, lift = _noise(weights, feature, settings, normals, first, count)
+        for k in range(count):
+            origin, a_origin = x, a
+            if jitter is not None and lift is not None:
+                origin, a_origin = x + jitter[k], a + lift[:, k]
+            _, grad = weights.energy_and_grad(a_origin)
+            move = grad.clamp_(-settings.clip, settings.clip).mul_(-settings.step_size)
+            a_new = matmul(move, weights.up, a_origin)
+            e_new = weights.energy(a_new)
+            accepted = accepts(energy, e_new, None, e_new)
+            row = accepted.unsqueeze(-1)
+            x, a = torch.where(row, move.add_(origin), x), torch.where(row, a_new, a)
+            energy = torch.where(accepted, e_new, energy)
+            taken += accepted
+            if record:
+                points.append(x)
+                values.append(energy)
+                origins.append(origin)
+    return Chain(
+        x,
+        before,
+        energy,
+        taken,
+        torch.stack(points) if record else None,
+        torch.stack(values) if record else None,
+        torch.stack(origins) if origins else None,
+    )
+
+
+def _noise(
+    weights: ChainWeights, feature: Tensor, settings: StepSettings, normals: Normals, first: int, count: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """noise_std * eps of some steps, (steps, sources or 1, batch, dim), and what it adds to a0."""
+    if not settings.noise_std:
+        return None, None
+    jitter = normals(first, count).mul_(settings.noise_std)
+    flat = jitter.transpose(0, 1).flatten(1, 2).expand(len(feature), -1, -1)
+    return jitter, matmul(flat, weights.up).unflatten(1, (count, -1))
+
+
+def keyed_normals(keys: Tensor, like: Tensor) -> Normals:
+    """The normals of `keyed_noise`, several steps at once."""
+
+    def source(k: int, n: int) -> Tensor:
+        return many_normals(keys, range(2 * k, 2 * (k + n), 2), like.shape[-1], like.dtype).unsqueeze(1)
+
+    return source
+
+
+def generator_normals(generator: torch.Generator | None, like: Tensor) -> Normals:
+    """Normals from a generator, several steps at once."""
+
+    def source(k: int, n: int) -> Tensor:
+        return torch.randn(n, *like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+    return source
