@@ -29,6 +29,8 @@ from sourceward.functional import (
     guided_step,
     keyed_normal,
     latent_bias,
+    quantile,
+    surprise,
 )
 from sourceward.negatives import Batch, jitter, negatives
 from sourceward.nn import Folded, Network, ReplayBuffer, folded, frozen_call
@@ -94,7 +96,7 @@ def objective(
 
     # Third line: guide the sampler, all its steps as one batched closed-form call.
     assert chain.origins is not None
-    origins = chain.origins if settings.guide == "all" else chain.origins[-1:]
+    origins = settings.supervised(chain.origins, generator)
     steps = len(origins)
     step_bias = start_bias.repeat(1, steps, 1) if start_latent is not None else start_bias
     origins = origins.transpose(0, 1).flatten(1, 2)
@@ -152,17 +154,30 @@ def adapt(
     z = _keyed_latent(fold, feature, latent, keys, settings)
     start = feature.repeat(draws, 1).expand(network.sources, -1, -1)
     bias, keys = fold.energy.bias(z), keys.repeat(draws)
-    chain = walk(
-        settings.sampler, start, fold.energy, bias, settings.step, settings.num_steps, keys, record=record
-    )
-    per_source = fold.head(chain.feature, z, fold.class_latent).softmax(-1)
-    if fold.head.pooled:
-        per_source = (per_source + fold.head(chain.feature, z, fold.pooled_latent).softmax(-1)) / 2
-    per_source = per_source.unflatten(1, (draws, len(feature))).mean(1)
+    stop = None if settings.stop is None else quantile(fold.own_energy, settings.stop)
+    sampler, step, num_steps = settings.sampler, settings.step, settings.num_steps
+    chain = walk(sampler, start, fold.energy, bias, step, num_steps, keys, record=record, stop_below=stop)
+    per_source = _classify(fold, chain.feature, z)
+    if settings.blend and num_steps:
+        per_source = per_source.lerp(_classify(fold, start, z), settings.blend)
+
+    def over_draws(values: Tensor) -> Tensor:
+        return values.unflatten(1, (draws, len(feature))).mean(1)
+
+    per_source = over_draws(per_source)
     similarity = cosine_to_sources(feature, fold.source_center)
+    unlike = surprise(over_draws(chain.energy_before), fold.own_energy)
     voters = list(sources) if sources is not None else slice(None)
-    vote = AGGREGATIONS[settings.aggregation](per_source[voters], similarity[voters])
+    vote = AGGREGATIONS[settings.aggregation](per_source[voters], similarity[voters], unlike[voters])
     return Answer(vote, per_source, chain)
+
+
+def _classify(fold: Folded, feature: Tensor, latent: Tensor | None) -> Tensor:
+    """Each source's answer, (sources, rows, classes); a pooled head asks both of its classifiers."""
+    own = fold.head(feature, latent, fold.class_latent).softmax(-1)
+    if not fold.head.pooled:
+        return own
+    return (own + fold.head(feature, latent, fold.pooled_latent).softmax(-1)) / 2
 
 
 def energy_target(weights: EnergyWeights, latent: Tensor | None) -> Target:

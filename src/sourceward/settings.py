@@ -1,8 +1,11 @@
 """Every setting of training and of test time, as plain frozen dataclasses that refuse what makes no sense."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from sourceward.errors import InputError
 from sourceward.functional import AGGREGATIONS, Coefficients
@@ -26,6 +29,14 @@ def _not_negative(settings: Any, *names: str) -> None:
             raise InputError(f"Expected `{name}` to be 0 or more, but got {value!r}.")
 
 
+def _share(settings: Any, *names: str) -> None:
+    """Refuse what is not from 0 to 1."""
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, Real) or not 0 <= float(value) <= 1:
+            raise InputError(f"Expected `{name}` to be from 0 to 1, but got {value!r}.")
+
+
 @dataclass(frozen=True)
 class TrainSettings:
     """How the objective is formed.
@@ -36,7 +47,9 @@ class TrainSettings:
         coefficients: weights of the terms of eq. 10.
         chains: chains per source and iteration; as many as the batch has rows when None.
         replay_share: share of chain starts taken from the replay buffer (the paper's half).
-        guide: supervise `all` steps of a chain (released code) or the `last` one (eq. 10 as printed).
+        guide: supervise steps all along a chain (`all`, released code) or the `last` one (eq. 10 as printed).
+        guided_steps: of those along the chain, this many at equal distances, the first at random: the same
+            gradient on average, at a fraction of the cost; all of them when None.
         posterior_chain: also run chains whose z is the posterior of the sample's class (released code).
         pooled: weight of the pooled classification term of a head that has one.
         feature_noise: std of the noise added to features in training, where a feature's elements have
@@ -52,6 +65,7 @@ class TrainSettings:
     chains: int | None = None
     replay_share: float = 0.5
     guide: str = "all"
+    guided_steps: int | None = 4
     posterior_chain: bool = False
     pooled: float = 0.3
     feature_noise: float = 0.0
@@ -59,11 +73,22 @@ class TrainSettings:
     input_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        _whole(self, 1, "num_steps", *([] if self.chains is None else ["chains"]), of="training ")
+        given = [name for name in ("chains", "guided_steps") if getattr(self, name) is not None]
+        _whole(self, 1, "num_steps", *given, of="training ")
         _not_negative(self.coefficients, *Coefficients.__dataclass_fields__)
         _not_negative(self, "replay_share", "pooled", "feature_noise", "shift_noise", "input_noise")
         if self.guide not in ("all", "last"):
             raise InputError(f"Expected `guide` to be 'all' or 'last', but got {self.guide!r}.")
+
+    def supervised(self, steps: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Those of a chain's steps (steps, ...) that are guided."""
+        if self.guide == "last":
+            return steps[-1:]
+        stride = max(len(steps) // (self.guided_steps or len(steps)), 1)
+        if stride == 1:
+            return steps
+        first = torch.randint(stride, (1,), generator=generator, device=steps.device)
+        return steps[first + stride * torch.arange(len(steps) // stride, device=steps.device)]
 
 
 @dataclass(frozen=True)
@@ -77,6 +102,8 @@ class AdaptSettings:
         aggregation: a name in `AGGREGATIONS`.
         num_draws: draws of z to average over; 0 uses the mean of p(z|x) alone.
         seed: of the draws and the noise; each sample has its own stream.
+        stop: a chain stops once its energy is at this quantile of the source's own samples; never when None.
+        blend: weight of the unmoved sample's answer in the vote, from 0 to 1.
     """
 
     num_steps: int = 20
@@ -85,9 +112,16 @@ class AdaptSettings:
     aggregation: str = "mean"
     num_draws: int = 0
     seed: int = 0
+    stop: float | None = None
+    blend: float = 0.0
 
     def __post_init__(self) -> None:
         _whole(self, 0, "num_steps", "num_draws")
+        _share(self, "blend", *([] if self.stop is None else ["stop"]))
+
+    def off(self) -> "AdaptSettings":
+        """No adaptation, the control of every comparison: nothing moves, every source counts the same."""
+        return replace(self, num_steps=0, aggregation="mean", stop=None, blend=0.0)
 
     def check(self) -> None:
         """Look every name up now, so that a wrong one is refused before the work."""

@@ -25,7 +25,7 @@ def make_votes(sources: int, batch: int, classes: int, seed: int) -> tuple[Tenso
 @sizes
 def test_rows_are_distributions(name, sources, batch, classes, seed):
     probability, similarity = make_votes(sources, batch, classes, seed)
-    answer = AGGREGATIONS[name](probability, similarity)
+    answer = AGGREGATIONS[name](probability, similarity, similarity)
     assert answer.shape == (batch, classes)
     assert (answer >= 0).all()
     torch.testing.assert_close(answer.sum(-1), torch.ones(batch, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -36,7 +36,9 @@ def test_rows_are_distributions(name, sources, batch, classes, seed):
 def test_sources_that_agree_are_repeated(name, sources, batch, classes, seed):
     probability, similarity = make_votes(sources, batch, classes, seed)
     same = probability[:1].expand(sources, batch, classes)
-    torch.testing.assert_close(AGGREGATIONS[name](same, similarity), probability[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        AGGREGATIONS[name](same, similarity, similarity), probability[0], rtol=1e-12, atol=1e-12
+    )
 
 
 @every
@@ -44,8 +46,8 @@ def test_sources_that_agree_are_repeated(name, sources, batch, classes, seed):
 def test_order_of_sources_does_not_matter(name, sources, batch, classes, seed):
     probability, similarity = make_votes(sources, batch, classes, seed)
     order = torch.randperm(sources, generator=make_generator(seed + 1))
-    expected = AGGREGATIONS[name](probability, similarity)
-    found = AGGREGATIONS[name](probability[order], similarity[order])
+    expected = AGGREGATIONS[name](probability, similarity, similarity)
+    found = AGGREGATIONS[name](probability[order], similarity[order], similarity[order])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -53,7 +55,7 @@ def test_order_of_sources_does_not_matter(name, sources, batch, classes, seed):
 @sizes
 def test_a_lone_source_is_returned_unchanged(name, sources, batch, classes, seed):
     probability, similarity = make_votes(1, batch, classes, seed)
-    assert torch.equal(AGGREGATIONS[name](probability, similarity), probability[0])
+    assert torch.equal(AGGREGATIONS[name](probability, similarity, similarity), probability[0])
 
 
 def test_each_on_a_hand_computed_example():
@@ -65,9 +67,12 @@ def test_each_on_a_hand_computed_example():
         "closest": [0.6, 0.4],  # cosine 0.5 > 0
         "cosine": [0.4, 0.6],  # weights 1.5 and 1: (1.5 * 0.6 + 0.1) / 2.5
         "confident": [0.1, 0.9],  # 0.9 > 0.6
+        "energy": [0.2887703, 0.7112297],  # weights exp(-0.5) and 1: (0.60653 * 0.6 + 0.1) / 1.60653
     }
     for name, row in expected.items():
-        torch.testing.assert_close(AGGREGATIONS[name](probability, similarity), torch.tensor([row]))
+        torch.testing.assert_close(
+            AGGREGATIONS[name](probability, similarity, similarity), torch.tensor([row])
+        )
 
 
 def test_cosine_to_sources_equals_the_formula():
@@ -87,6 +92,6 @@ def test_unknown_name_gets_the_nearest():
 def test_a_sample_opposite_to_every_source_still_gets_an_answer(similarity):
     """Cosines round to -1, or just past it."""
     probability = torch.tensor([[[0.6, 0.4]], [[0.1, 0.9]]])
-    answer = AGGREGATIONS["cosine"](probability, torch.full((2, 1), similarity))
+    answer = AGGREGATIONS["cosine"](probability, torch.full((2, 1), similarity), torch.zeros(2, 1))
     torch.testing.assert_close(answer.sum(-1), torch.ones(1))
     assert (answer >= 0).all()

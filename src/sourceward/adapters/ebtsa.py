@@ -111,7 +111,7 @@ class NoAdaptation:
     settings: AdaptSettings = field(default_factory=AdaptSettings)
 
     def __call__(self, network: Network, feature: Tensor) -> Adapted:
-        return EnergyAdaptation(replace(self.settings, num_steps=0))(network, feature)
+        return EnergyAdaptation(self.settings.off())(network, feature)
 
 
 def _fall_back(adapted: Adapted, still: Adapted, finite: np.ndarray) -> Adapted:

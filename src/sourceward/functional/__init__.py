@@ -1,6 +1,7 @@
 """Pure maths on tensors. Nothing here holds a parameter or a state."""
 
 from sourceward.functional.aggregation import AGGREGATIONS, cosine_to_sources
+from sourceward.functional.calibration import LEVELS, own_quantiles, quantile, surprise
 from sourceward.functional.centers import class_centers
 from sourceward.functional.chain import ChainWeights
 from sourceward.functional.energy import (
@@ -26,6 +27,7 @@ from sourceward.functional.rows import row_multiple
 
 __all__ = [
     "AGGREGATIONS",
+    "LEVELS",
     "ChainWeights",
     "Coefficients",
     "EnergyWeights",
@@ -52,8 +54,11 @@ __all__ = [
     "negative_log_likelihood",
     "oracle_latent",
     "oracle_source",
+    "own_quantiles",
+    "quantile",
     "row_keys",
     "row_multiple",
+    "surprise",
     "swish",
     "swish_grad",
 ]

@@ -1,7 +1,7 @@
-"""From one answer per source to one answer: the four aggregations of the paper.
+"""From one answer per source to one answer: the four aggregations of the paper, and one of ours.
 
-Each takes per-source probabilities (sources, batch, classes) and the cosine similarity of the sample to
-each source (sources, batch), and returns (batch, classes).
+Each takes per-source probabilities (sources, batch, classes), the cosine similarity of the sample to each
+source and how surprised each source's energy is by it (both (sources, batch)), and returns (batch, classes).
 """
 
 from typing import Protocol
@@ -13,26 +13,26 @@ from sourceward._registry import Registry
 
 
 class Aggregation(Protocol):
-    def __call__(self, probability: Tensor, similarity: Tensor) -> Tensor: ...
+    def __call__(self, probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor: ...
 
 
 AGGREGATIONS: Registry[Aggregation] = Registry("aggregation")
 
 
 @AGGREGATIONS.register("mean")
-def mean(probability: Tensor, similarity: Tensor) -> Tensor:
+def mean(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
     """Every source votes with the same weight: the paper's ensemble, and the default."""
     return probability.mean(0)
 
 
 @AGGREGATIONS.register("closest")
-def closest(probability: Tensor, similarity: Tensor) -> Tensor:
+def closest(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
     """The source whose centre is nearest by cosine decides alone."""
     return _take(probability, similarity.argmax(0))
 
 
 @AGGREGATIONS.register("cosine")
-def cosine(probability: Tensor, similarity: Tensor) -> Tensor:
+def cosine(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
     """Sources vote with weights proportional to 1 + cosine, which is never negative."""
     weight = (1 + similarity).clamp_min(torch.finfo(similarity.dtype).eps)
     weight = weight / weight.sum(0, keepdim=True)
@@ -40,9 +40,19 @@ def cosine(probability: Tensor, similarity: Tensor) -> Tensor:
 
 
 @AGGREGATIONS.register("confident")
-def confident(probability: Tensor, similarity: Tensor) -> Tensor:
+def confident(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
     """The source with the largest top probability decides alone."""
     return _take(probability, probability.amax(-1).argmax(0))
+
+
+@AGGREGATIONS.register("energy")
+def energy(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
+    """The less a source's energy is surprised by the sample as it came, the more it counts: exp(-surprise).
+
+    Energies are on the scale of each source's own samples: see `functional.calibration`.
+    """
+    weight = torch.softmax(-surprise, 0)
+    return (weight.unsqueeze(-1) * probability).sum(0)
 
 
 def cosine_to_sources(feature: Tensor, source_center: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ class Folded:
         class_latent: mean of q(z|d) of each source's class centres, (sources, classes, dim).
         pooled_latent: the same of the centres of all sources together, for a head that uses it.
         source_center: mean class centre of each source, (sources, dim).
+        own_energy: quantiles of each source's energy of its own samples, (sources, levels).
     """
 
     energy: ChainWeights
@@ -45,6 +46,7 @@ class Folded:
     class_latent: Tensor | None
     pooled_latent: Tensor | None
     source_center: Tensor
+    own_energy: Tensor
 
 
 @torch.no_grad()
@@ -75,7 +77,7 @@ def _state(network: Network) -> tuple[tuple[int, int], ...]:
     """Changes whenever a tensor is replaced or written to. The backbone plays no part."""
     modules = [module for module in (network.energy, network.latent, network.head) if module is not None]
     tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-    return tuple((t.data_ptr(), t._version) for t in (*tensors, network.centers))
+    return tuple((t.data_ptr(), t._version) for t in (*tensors, network.centers, network.own_energy))
 
 
 def _fold(network: Network) -> Folded:
@@ -88,6 +90,7 @@ def _fold(network: Network) -> Folded:
         None if own is None else laid_out(own.mean).mT,
         None if pooled is None else laid_out(pooled.mean).mT.expand_as(network.centers),
         network.centers.mean(1),
+        network.own_energy,
     )
 
 

@@ -1,9 +1,11 @@
 """`Network`: everything that is learned, in one module."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from sourceward.functional import Gaussian, class_centers
+from sourceward.functional import LEVELS, Gaussian, class_centers, energy, latent_bias, own_quantiles
 from sourceward.nn.energy import StackedEnergy
 from sourceward.nn.heads import HEADS, Head
 from sourceward.nn.latent import LatentNet
@@ -23,6 +25,7 @@ class Network(nn.Module):
     shift: Tensor
     scale: Tensor
     centers: Tensor
+    own_energy: Tensor
     latent: LatentNet | None
 
     def __init__(
@@ -44,6 +47,7 @@ class Network(nn.Module):
         self.register_buffer("shift", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("centers", torch.zeros(sources, classes, dim))
+        self.register_buffer("own_energy", LEVELS.repeat(sources, 1))
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise everything but the backbone: uniform in +-1/sqrt(inputs), as `nn.Linear`."""
@@ -90,6 +94,14 @@ class Network(nn.Module):
         mean = self.centers.sum(0) / has.sum(0).clamp_min(1)
         self.centers.copy_(torch.where(has, self.centers, mean))
 
+    @torch.no_grad()
+    def fit_calibration(self, source: int, feature: Tensor) -> None:
+        """Store how the energy of one source is distributed over (batch, dim) samples of its own."""
+        rows = feature.expand(self.sources, -1, -1)
+        prior, weights = self.prior(rows), self.energy.weights()
+        bias = latent_bias(weights, None if prior is None else prior.mean)
+        self.own_energy[source] = own_quantiles(energy(weights, rows, bias)[source])
+
     def batch_centers(self, feature: Tensor, label: Tensor) -> Tensor:
         """Class centres of the current batch; the stored centre where a class is missing from it."""
         centers, count = class_centers(feature, label, self.classes)
@@ -100,6 +112,10 @@ class Network(nn.Module):
         centers, count = class_centers(feature.flatten(0, 1)[None], label.flatten()[None], self.classes)
         stored = self.centers.mean(0, keepdim=True)
         return torch.where((count > 0).unsqueeze(-1), centers, stored).expand_as(self.centers)
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        state.setdefault(f"{prefix}own_energy", self.own_energy)  # version 0.1 had no calibration
+        super()._load_from_state_dict(state, prefix, *rest)
 
     def prior(self, feature: Tensor) -> Gaussian | None:
         """p(z|x)."""

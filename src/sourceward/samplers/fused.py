@@ -39,6 +39,7 @@ def fused_langevin(
     normals: Normals,
     *,
     record: bool = False,
+    stop_below: Tensor | None = None,
 ) -> Chain:
     """Take `num_steps` Langevin steps from `feature` on the energies of all sources.
 
@@ -50,6 +51,7 @@ def fused_langevin(
         num_steps: 0 returns the starts themselves.
         normals: `normals(k, n)` gives the noise of steps k to k + n.
         record: keep trajectory, energies and origins.
+        stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
     """
     x, a = feature, weights.first(feature, bias)
     energy = before = weights.energy(a)
@@ -69,6 +71,8 @@ def fused_langevin(
             a_new = matmul(move, weights.up, a_origin)
             e_new = weights.energy(a_new)
             accepted = accepts(energy, e_new, None, e_new)
+            if stop_below is not None:
+                accepted = accepted & (energy > stop_below)
             row = accepted.unsqueeze(-1)
             x, a = torch.where(row, move.add_(origin), x), torch.where(row, a_new, a)
             energy = torch.where(accepted, e_new, energy)

@@ -20,6 +20,7 @@ def walk(
     noise: Tensor | torch.Generator | None,
     *,
     record: bool = False,
+    stop_below: Tensor | None = None,
 ) -> Chain:
     """Take `num_steps` steps from `feature` (sources, batch, dim) on the energies of all sources.
 
@@ -32,14 +33,17 @@ def walk(
         num_steps: 0 returns the starts themselves.
         noise: (batch,) keys of the samples, or a generator (training).
         record: keep trajectory, energies and origins.
+        stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
     """
     keyed = isinstance(noise, Tensor)
     if sampler == "langevin" and settings.accept in RULES:
         normals = keyed_normals(noise, feature) if keyed else generator_normals(noise, feature)
-        return fused_langevin(weights, feature, bias, settings, num_steps, normals, record=record)
+        return fused_langevin(
+            weights, feature, bias, settings, num_steps, normals, record=record, stop_below=stop_below
+        )
     target = Target(
         lambda x: weights.energy(weights.first(x, bias)),
         lambda x: weights.energy_and_grad(weights.first(x, bias)),
     )
     source = keyed_noise(noise, feature) if keyed else generator_noise(noise, feature)
-    return run(sampler, feature, target, settings, num_steps, source, record=record)
+    return run(sampler, feature, target, settings, num_steps, source, record=record, stop_below=stop_below)

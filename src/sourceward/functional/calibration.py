@@ -1,0 +1,43 @@
+"""Energies that can be compared between sources: each on the scale of its source's own held-out samples."""
+
+import torch
+from torch import Tensor
+
+LEVELS = torch.linspace(0, 1, 21)
+"""Levels of the quantiles that stand for the distribution of a source's own energies."""
+
+MIDDLE, LOW, HIGH = 10, 3, 17
+"""The median, and the levels nearest to one standard deviation of a normal on either side."""
+
+
+def own_quantiles(energy: Tensor) -> Tensor:
+    """Quantiles at `LEVELS` of one source's energies of its own samples: (rows,) -> (levels,)."""
+    return torch.quantile(energy.float(), LEVELS.to(energy.device))
+
+
+def surprise(energy: Tensor, quantiles: Tensor) -> Tensor:
+    """How unlike a source's own samples these are, in robust standard deviations above its median.
+
+    Args:
+        energy: (sources, batch).
+        quantiles: (sources, levels), from `own_quantiles`.
+
+    Example:
+        >>> own = own_quantiles(torch.linspace(0, 1, 101)).unsqueeze(0)
+        >>> surprise(torch.tensor([[0.5, 0.85]]), own).round(decimals=3).tolist()
+        [[0.0, 1.0]]
+    """
+    middle = quantiles[:, MIDDLE, None]
+    spread = (quantiles[:, HIGH, None] - quantiles[:, LOW, None]) / 2
+    return (energy - middle) / spread.clamp_min(1e-6)
+
+
+def quantile(quantiles: Tensor, level: float) -> Tensor:
+    """The energy below which this share of each source's own samples lies: (sources, 1).
+
+    >>> quantile(own_quantiles(torch.linspace(0, 1, 101)).unsqueeze(0), 0.9).item()
+    0.8999...
+    """
+    place = level * (len(LEVELS) - 1)
+    low = min(int(place), len(LEVELS) - 2)
+    return torch.lerp(quantiles[:, low], quantiles[:, low + 1], place - low).unsqueeze(1)
