@@ -71,6 +71,12 @@ def test_wrong_assignments(text, message):
 
 
 def test_numbers_null_and_nested_values():
+    values = parse_assignments(
+        ["augmentation.fourier=0.5", "augmentation.grayscale=0", "finetune.max_iter=9"]
+    )
+    settings = FitSettings().changed(values)
+    assert (settings.augmentation.fourier, settings.augmentation.grayscale) == (0.5, 0.0)
+    assert settings.finetune.max_iter == 9
     values = parse_assignments(["kl=1", "chains=none", "augmentation.scale=[0.5, 1]", "sampler=nesterov"])
     settings = FitSettings().changed(values)
     assert (settings.kl, settings.chains, settings.sampler) == (1.0, None, "nesterov")

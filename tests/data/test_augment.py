@@ -18,6 +18,7 @@ from sourceward.data.augment import (
     crop_and_flip,
     draw_boxes,
     gray,
+    mix_amplitude,
     normalise,
 )
 from sourceward.errors import InputError
@@ -176,3 +177,37 @@ def test_input_is_checked():
         augment(images(), NO_AUGMENTATION, size=0)
     with pytest.raises(InputError, match="three positive stds"):
         normalise(images(), std=(1, 1, 0))
+
+
+def test_amplitudes_are_mixed_and_the_phase_stays():
+    clean = images(batch=3).float() / 255
+    other, share = torch.tensor([1, 2, 0]), torch.tensor([0.0, 0.5, 1.0])
+    mixed = mix_amplitude(clean, other, share)
+    torch.testing.assert_close(mixed[0], clean[0], atol=1e-6, rtol=0)
+    before, after = torch.fft.fft2(clean), torch.fft.fft2(mixed)
+    expected = before.abs().lerp(before[other].abs(), share[:, None, None, None])
+    torch.testing.assert_close(after.abs(), expected, atol=1e-3, rtol=1e-4)
+    turned = (after * before.conj()).angle().abs() * (before.abs() > 0.1)  # of tiny numbers it means nothing
+    assert turned.max() < 1e-3
+
+
+@pytest.mark.parametrize("off", [{"fourier": 1.0, "fourier_strength": 0.0}, {"fourier": 0.0}])
+def test_without_strength_or_chance_fourier_changes_nothing(off):
+    clean = images()
+    assert torch.equal(augment(clean, only(**off), generator=seeded()), normalise(clean))
+
+
+def test_only_the_chosen_images_take_over_another_style():
+    clean = images(batch=64)
+    out = augment(clean, only(fourier=0.5), generator=seeded())
+    same = (out == normalise(clean)).flatten(1).all(1)
+    assert 16 < same.sum() < 48
+    low, high = ((torch.tensor(v) - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD) for v in (0, 1))
+    assert (out.amax((0, 2, 3)) <= high + 1e-5).all()
+    assert (out.amin((0, 2, 3)) >= low - 1e-5).all()
+
+
+def test_a_lone_image_has_no_other_style():
+    clean = images(batch=1)
+    out = augment(clean, only(fourier=1.0), generator=seeded())
+    torch.testing.assert_close(out, normalise(clean), atol=1e-4, rtol=0)

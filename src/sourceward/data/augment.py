@@ -1,8 +1,8 @@
 """Training augmentation, batched on the device: each sample draws its own parameters.
 
 Crop and flip are one bilinear read. Colour follows in a fixed order: brightness, contrast, saturation, hue,
-gray. (torchvision shuffles it; so ordered, the batch shares each operation.) The host never waits for the
-device.
+gray. (torchvision shuffles it; so ordered, the batch shares each operation.) Last, an image may take over
+amplitudes from another one of the batch. The host never waits for the device.
 """
 
 import math
@@ -34,6 +34,9 @@ class Augmentation:
         brightness, contrast, saturation: each is multiplied by a factor from 1 - value to 1 + value.
         hue: turned by up to this share of the colour circle, at most 0.5.
         grayscale: chance of losing all colour.
+        fourier: chance of mixing in the amplitude spectrum of another image of the batch; the phase, which
+            carries the shapes, stays (Xu et al., CVPR 2021).
+        fourier_strength: the mixed-in share is drawn from 0 to this.
     """
 
     scale: tuple[float, float] = (0.8, 1.0)
@@ -44,6 +47,8 @@ class Augmentation:
     saturation: float = 0.4
     hue: float = 0.4
     grayscale: float = 0.1
+    fourier: float = 0.0
+    fourier_strength: float = 1.0
 
     def __post_init__(self) -> None:
         for name, high in (("scale", 1.0), ("ratio", math.inf)):
@@ -105,7 +110,8 @@ def augment(
     if settings.scale != (1, 1) or settings.flip or after != before:
         boxes = draw_boxes(pixels, settings, generator)
         pixels = crop_and_flip(pixels, boxes, _chance(pixels, settings.flip, generator), after)
-    return normalise(recolour(pixels, settings, generator), mean, std, dtype)
+    pixels = swap_style(recolour(pixels, settings, generator), settings, generator)
+    return normalise(pixels, mean, std, dtype)
 
 
 def normalise(
@@ -181,6 +187,32 @@ def recolour(images: Tensor, settings: Augmentation, generator: Generator) -> Te
         lost = _chance(images, settings.grayscale, generator)[:, None, None, None]
         images = torch.where(lost, gray(images), images)
     return images
+
+
+def swap_style(images: Tensor, settings: Augmentation, generator: Generator) -> Tensor:
+    """Amplitudes of another image of the batch, in part, for the images that the dice choose."""
+    if not (settings.fourier and settings.fourier_strength):
+        return images
+    batch = len(images)
+    chosen = _chance(images, settings.fourier, generator)
+    share = _uniform(images, (batch,), (0, settings.fourier_strength), generator) * chosen
+    offset = 1 + (_uniform(images, (batch,), (0, 1), generator) * (batch - 1)).long()  # never its own
+    other = (torch.arange(batch, device=images.device) + offset) % batch
+    mixed = mix_amplitude(images, other, share).clamp_(0, 1)
+    return torch.where(chosen[:, None, None, None], mixed, images)
+
+
+def mix_amplitude(images: Tensor, other: Tensor, share: Tensor) -> Tensor:
+    """(1 - share) of each image's amplitude spectrum and `share` of that of image `other`, at its own phase.
+
+    Shapes: `images` float (batch, 3, height, width); `other` rows (batch,); `share` (batch,).
+    """
+    spectrum = torch.fft.rfft2(images.float())
+    amplitude = spectrum.abs()
+    ratio = amplitude[other] / amplitude.clamp_min(torch.finfo(amplitude.dtype).eps)
+    # Stretching a complex number leaves its angle; share 0 multiplies by exactly 1.
+    spectrum = spectrum * (1 + share[:, None, None, None] * (ratio - 1))
+    return torch.fft.irfft2(spectrum, s=images.shape[-2:])
 
 
 def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
