@@ -276,3 +276,6 @@ def _each(function: Callable[[Tensor], Tensor], inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return {name: function(value) for name, value in inputs.items()}
     return function(inputs)
+
+
+from sourceward import finetune_methods as _others  # noqa: E402, F401  they register themselves

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from sourceward import create_adapter
-from sourceward.adapters.memo import image_preprocessing, marginal_entropy, unnormalise
+from sourceward.adapters.memo import image_preprocessing, marginal_entropy
+from sourceward.data.augmix import pixels
 from sourceward.functional import keyed_normal, row_keys
 from tests.adapters.test_adapters import make_image_network, make_images, make_network, make_rows
 
@@ -50,8 +51,7 @@ def test_on_images_the_marginal_entropy_falls():
 
 
 def test_pixels_come_back_from_normalised_images():
-    network = make_image_network()
-    pixels = torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
-    preprocessing = image_preprocessing(network)
-    back = unnormalise(preprocessing.normalize(pixels), preprocessing)
-    assert torch.equal((back * 255).round().byte(), pixels)
+    images = torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
+    looks = image_preprocessing(make_image_network())
+    back = pixels(looks.normalize(images), looks.mean, looks.std)
+    assert torch.equal((back * 255).round().byte(), images)

@@ -21,6 +21,7 @@ from sourceward.adapters.t3a import T3A
 from sourceward.adapters.tea import TEA, TEAOnFeatures
 from sourceward.adapters.tent import Tent, TentOnFeatures, TentOnLatent
 from sourceward.adapters.tsd import TSD, TSDOnFeatures
+from sourceward.adapters.ttt import TestTimeTraining
 
 __all__ = [
     "ADAPTERS",
@@ -43,6 +44,7 @@ __all__ = [
     "Tent",
     "TentOnFeatures",
     "TentOnLatent",
+    "TestTimeTraining",
     "Traits",
     "Unsuitable",
     "adapter_traits",

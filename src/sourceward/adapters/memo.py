@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sourceward.adapters.base import ADAPTERS, Unsuitable
 from sourceward.adapters.classifier import log_vote, voter_logits
-from sourceward.adapters.peer import Peer, Response, at_least, backbone_student, response
-from sourceward.data.augmix import augmix
+from sourceward.adapters.peer import Peer, Response, at_least, backbone_student, response, sample_generators
+from sourceward.data.augment import normalise
+from sourceward.data.augmix import augmix, pixels
 from sourceward.functional import keyed_normal, row_keys
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
@@ -68,13 +68,12 @@ class MEMO(Peer):
         student = backbone_student(network, own_statistics=False)
         original = [parameter.detach().clone() for parameter in student.parameters]
         optimizer = torch.optim.SGD(student.parameters, lr=self.rate)
-        preprocessing = image_preprocessing(network)
+        looks = image_preprocessing(network)
         for batch in batches:
             answers = []
-            for sample, key in zip(batch.split(1), self._keys(batch)):
-                generator = torch.Generator(batch.device).manual_seed(int(key))
-                pixels = unnormalise(sample, preprocessing).expand(self.views, -1, -1, -1)
-                views = preprocessing.normalize((augmix(pixels, generator=generator) * 255).round().byte())
+            for sample, generator in zip(batch.split(1), sample_generators(batch, self.seed)):
+                plain = pixels(sample, looks.mean, looks.std).expand(self.views, -1, -1, -1)
+                views = normalise(augmix(plain, generator=generator), looks.mean, looks.std)
                 for _ in range(self.steps):
                     loss = marginal_entropy(log_vote(student.logits(student.encode(views))))
                     optimizer.zero_grad(set_to_none=True)
@@ -85,11 +84,6 @@ class MEMO(Peer):
                     torch._foreach_copy_(list(student.parameters), original)
             feature, vote, per_source = zip(*answers)
             yield Response(torch.cat(feature), torch.cat(vote), torch.cat(per_source, dim=1))
-
-    def _keys(self, rows: Tensor) -> Tensor:
-        """Randomness of a sample's own: its answer does not depend on its place."""
-        keys = row_keys(rows.detach().flatten(1).cpu().numpy(), self.seed)
-        return keys & np.iinfo(np.int64).max
 
     def _hint(self) -> str:
         return " Use 'memo_features'."
@@ -140,10 +134,3 @@ def image_preprocessing(network: Network) -> ImagePreprocessing:
         if isinstance(module, Backbone) and isinstance(module.preprocessing, ImagePreprocessing):
             return module.preprocessing
     raise Unsuitable("This adapter augments images, but the backbone reads none.")
-
-
-def unnormalise(images: Tensor, preprocessing: ImagePreprocessing) -> Tensor:
-    """Back to [0, 1]."""
-    mean = images.new_tensor(preprocessing.mean)[:, None, None]
-    std = images.new_tensor(preprocessing.std)[:, None, None]
-    return (images * std + mean).clamp(0, 1)

@@ -15,6 +15,7 @@ from sourceward.adapters.base import ADAPTED, KEPT_GATE, NONFINITE, Adapted, Inp
 from sourceward.adapters.classifier import log_vote, voter_logits
 from sourceward.algorithm import energy_target
 from sourceward.errors import InputError
+from sourceward.functional import row_keys
 from sourceward.nn import Network
 
 NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
@@ -223,6 +224,13 @@ def in_batches(inputs: Stream, size: int) -> Iterator[Any]:
             rest = _take(rest, slice(size, None))
     if rest is not None and rows(rest):
         yield rest
+
+
+def sample_generators(batch: Tensor, seed: int) -> Iterator[torch.Generator]:
+    """Randomness of each sample's own: its answer does not depend on its place."""
+    keys = row_keys(batch.detach().flatten(1).cpu().numpy(), seed) & torch.iinfo(torch.int64).max
+    for key in keys.tolist():
+        yield torch.Generator(batch.device).manual_seed(key)
 
 
 def rows(inputs: Inputs) -> int:

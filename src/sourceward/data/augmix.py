@@ -6,6 +6,7 @@ Images are float (batch, 3, height, width) in [0, 1] throughout.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +48,14 @@ def augmix(images: Tensor, *, severity: float = SEVERITY, generator: Generator =
             chain = torch.where((step < depth)[:, None, None, None], changed, chain)
         mixed += weight[:, None, None, None] * chain
     return (1 - share) * images + share * mixed
+
+
+def pixels(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Normalised images back to [0, 1]."""
+    out = torch.empty_like(images)
+    for channel, (centre, spread) in enumerate(zip(mean, std)):  # numbers, not tensors: no copy to the device
+        out[:, channel] = (images[:, channel] * spread + centre).clamp(0, 1)
+    return out
 
 
 def random_operation(images: Tensor, severity: float, generator: Generator) -> Tensor:

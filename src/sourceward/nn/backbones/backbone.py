@@ -15,6 +15,8 @@ from sourceward.nn.backbones.preprocessing import ImagePreprocessing, Preprocess
 from sourceward.nn.backbones.tokenizers import Tokenizer
 
 FORMAT = 1
+ROTATION = "rotation"
+"""The auxiliary head of test-time training: which of four quarter turns?"""
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Backbone(nn.Module):
         self.architecture = parts.architecture
         self.pooling = parts.pooling
         self.tokenizer = parts.tokenizer
+        self.auxiliary = nn.ModuleDict()
         self.family = family
         self.name = name
         self.batchnorm_frozen = False
@@ -102,6 +105,13 @@ class Backbone(nn.Module):
         self.batchnorm_frozen = frozen
         return self.train(self.training)
 
+    def add_auxiliary(self, name: str, outputs: int) -> None:
+        """A linear head of another task, which travels with the weights. It starts at zero."""
+        head = nn.Linear(self.dim, outputs).to(self.device)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        self.auxiliary[name] = head
+
     def train(self, mode: bool = True) -> "Backbone":
         super().train(mode)
         if self.batchnorm_frozen:
@@ -123,6 +133,8 @@ class Backbone(nn.Module):
             "architecture": self.architecture,
             "preprocessing": self.preprocessing.to_dict(),
         }
+        if self.auxiliary:
+            config["auxiliary"] = {name: head.out_features for name, head in self.auxiliary.items()}
         return json.loads(json.dumps(config))
 
     @classmethod

@@ -159,6 +159,8 @@ def rebuild(
     backbone = Backbone(parts, family=family, name=name, dim=config["dim"])
     if state_dict is not None:
         load_weights(network, state_dict, label=backbone.spec)
+    for auxiliary, outputs in config.get("auxiliary", {}).items():
+        backbone.add_auxiliary(auxiliary, outputs)
     return backbone.freeze_batchnorm(config.get("batchnorm_frozen", False))
 
 
