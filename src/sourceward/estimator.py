@@ -23,6 +23,11 @@ from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
 from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import ResidentFeed, train
+from sourceward.tuning import LENGTHS, Part, Promise, tune
+
+
+FEWEST_SOURCES = 3
+"""For self-tuning: with one of them held out there must be others to practise on."""
 
 
 class EnergyAdapter(ClassifierMixin, BaseEstimator):
@@ -35,13 +40,17 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     prediction on.
 
     Args:
-        num_steps: steps of the walk at test time; 0 predicts without adaptation.
+        num_steps: steps of the walk at test time; 0 predicts without adaptation. `auto` lets each source play
+            the unseen domain during `fit`, takes the longest walk that does not cost these accuracy, and tells
+            in `promise_` what to expect; it needs three sources, and takes 10 steps where there are fewer.
         step_size: what multiplies the clipped gradient.
         noise_std: noise of each step.
         sampler: `langevin`, `nesterov` or `textbook`.
         accept: `energy_not_higher`, `always` or `metropolis`.
-        aggregation: how the sources vote: `mean`, `closest`, `cosine` or `confident`.
+        aggregation: how the sources vote: `energy`, `mean`, `closest`, `cosine` or `confident`.
         num_draws: draws of the latent to average over; 0 uses its mean.
+        stop: end a walk once its energy is at this quantile of the source's own samples.
+        blend: weight of the unmoved sample's answer, from 0 to 1.
         head: `pooled`, `prototype` (the paper's), `concat` or `linear` (no latent: eq. 7).
         max_iter: training iterations.
         batch_size: samples of each source per iteration.
@@ -54,6 +63,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         posterior_chain: run as many training chains again, with the posterior of the class as latent.
         kl: weight of KL(q(z|d) || p(z|x)).
         guide: weight of the last line of eq. 10, which trains the chain to keep labels.
+        pooled: weight of the classifier that a pooled head shares among the sources.
         feature_noise: noise on the features in training, relative to their root mean square.
         allow_missing: accept a class that a source has no samples of.
         checkpoint: file to write during training and to go on from after a kill.
@@ -74,13 +84,15 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        num_steps: int = 10,
+        num_steps: int | str = "auto",
         step_size: float = 50.0,
         noise_std: float = 0.001,
         sampler: str = "langevin",
         accept: str = "energy_not_higher",
-        aggregation: str = "mean",
+        aggregation: str = "energy",
         num_draws: int = 0,
+        stop: float | None = None,
+        blend: float = 0.0,
         *,
         head: str = "pooled",
         max_iter: int = 300,
@@ -94,6 +106,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         posterior_chain: bool = False,
         kl: float = 0.01,
         guide: float = 1.0,
+        pooled: float = TrainSettings.pooled,
         feature_noise: float = 0.5,
         allow_missing: bool = False,
         checkpoint: str | Path | None = None,
@@ -108,6 +121,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self.accept = accept
         self.aggregation = aggregation
         self.num_draws = num_draws
+        self.stop = stop
+        self.blend = blend
         self.head = head
         self.max_iter = max_iter
         self.batch_size = batch_size
@@ -120,6 +135,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self.posterior_chain = posterior_chain
         self.kl = kl
         self.guide = guide
+        self.pooled = pooled
         self.feature_noise = feature_noise
         self.allow_missing = allow_missing
         self.checkpoint = checkpoint
@@ -158,8 +174,9 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         parts = split_sources(X, label, source, names, self.classes_, self.allow_missing)
         shifted = self._shifted(X_shifted, y_shifted)
         self._seed = self._draw_seed()
-        self.network_ = self._train(parts, shifted).requires_grad_(False)
+        self.network_ = self._fit_network(parts, shifted, self.checkpoint)
         self.n_iter_, self._head = self.max_iter, self.head
+        self.num_steps_, self.adapts_, self.promise_ = self._tune(parts, shifted)
         return self
 
     def predict_proba(self, X: Any, sample_domain: Any = None) -> np.ndarray:
@@ -182,15 +199,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self, "network_")
         X = self._validate(X)
-        settings = AdaptSettings(
-            self.num_steps,
-            self._step(),
-            self.sampler,
-            self.aggregation,
-            self.num_draws,
-            self._seed,
-        )
-        adapter = EnergyAdaptation(settings, self._source_numbers(sources), trajectory)
+        adapter = EnergyAdaptation(self._test_time(), self._source_numbers(sources), trajectory)
         with torch.no_grad():
             feature = self.network_.features(torch.from_numpy(X).to(self.network_.scale.device))
         adapted = adapter(self.network_, feature)
@@ -230,15 +239,44 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         if meta["feature_names_in"] is not None:
             self.feature_names_in_ = np.array(meta["feature_names_in"], dtype=object)
         self.n_iter_, self._seed, self._head = meta["n_iter"], meta["seed"], self.head
+        told = meta.get("promise")
+        self.promise_ = None if told is None else Promise(**told)
+        self.num_steps_ = meta.get("num_steps", self.num_steps)
+        self.adapts_ = self.promise_.adapts if self.promise_ is not None else self.num_steps_ > 0
         self.network_ = self._network(len(self.sources_), self.n_features_in_)
         self.network_.load_state_dict(tensors)
         # As after `fit`: torch multiplies in another order where a gradient may be asked for.
         self.network_.requires_grad_(False).eval()
         return self
 
-    def _train(self, parts: list[tuple[Tensor, Tensor]], shifted: tuple[Tensor, Tensor] | None) -> Network:
+    def _fit_network(
+        self, parts: list[Part], shifted: Part | None, checkpoint: str | Path | None = None
+    ) -> Network:
+        """A trained network with energies calibrated on samples that it was not trained on."""
         device = choose_device(self.device)
         parts = [(x.to(device), y.to(device)) for x, y in parts]
+        split = [_held_out(label) for _, label in parts]
+        trained = [(x[~held], y[~held]) for (x, y), held in zip(parts, split)]
+        network = self._train(trained, shifted, checkpoint)
+        for source, ((x, _), held) in enumerate(zip(parts, split)):
+            network.fit_calibration(source, network.features(x[held] if held.any() else x))
+        return network.requires_grad_(False)
+
+    def _tune(self, parts: list[Part], shifted: Part | None) -> tuple[int, bool, Promise | None]:
+        """How many steps to take, whether to adapt at all, and what to expect where that can be known."""
+        if self.num_steps != "auto":
+            return int(self.num_steps), self.num_steps != 0, None
+        if len(parts) < FEWEST_SOURCES:
+            return LENGTHS[0], True, None
+
+        def fit(some: list[Part]) -> Network:
+            return self._fit_network(some, shifted)
+
+        settings, promise = tune(parts, self.sources_, fit, self._test_time(LENGTHS[0]))
+        return settings.num_steps, promise.adapts, promise
+
+    def _train(self, parts: list[Part], shifted: Part | None, checkpoint: str | Path | None) -> Network:
+        device = parts[0][0].device
         network = self._network(len(parts), parts[0][0].shape[1]).to(device)
         network.reset_parameters(torch.Generator().manual_seed(self._seed))
         network.fit_scale(torch.cat([x for x, _ in parts]))
@@ -256,7 +294,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         )
         settings = self._train_settings()
         fingerprint = ""
-        if self.checkpoint is not None:
+        if checkpoint is not None:
             fingerprint = _fingerprint(parts, shifted, (self.head, device, loop, settings, self._seed))
         with progress_bar(self.max_iter, "fitting", self.verbose) as advance:
             return train(
@@ -265,13 +303,32 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
                 loop,
                 settings,
                 seed=self._seed,
-                checkpoint=self.checkpoint,
+                checkpoint=checkpoint,
                 fingerprint=fingerprint,
                 on_iteration=lambda done, loss: advance(done, _note(done, loss)),
             )
 
     def _network(self, sources: int, dim: int) -> Network:
         return Network(sources, len(self.classes_), dim, self.head)
+
+    def _test_time(self, num_steps: Any = None) -> AdaptSettings:
+        """Settings of test time as they stand now, with what was tuned in place of `auto`."""
+        adapts = self.num_steps != 0
+        if num_steps is None:
+            num_steps = self.num_steps
+            if num_steps == "auto":
+                num_steps, adapts = self.num_steps_, self.adapts_
+        settings = AdaptSettings(
+            num_steps,
+            self._step(),
+            self.sampler,
+            self.aggregation,
+            self.num_draws,
+            getattr(self, "_seed", 0),
+            self.stop,
+            self.blend,
+        )
+        return settings if adapts else settings.off()
 
     def _step(self) -> StepSettings:
         return StepSettings(self.step_size, self.noise_std, accept=self.accept)
@@ -284,6 +341,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             Coefficients(kl=self.kl, guide_energy=weight, guide_label=weight),
             chains=self.chains,
             posterior_chain=self.posterior_chain,
+            pooled=self.pooled,
             feature_noise=self.feature_noise,
         )
 
@@ -317,7 +375,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
 
     def _check_settings(self) -> None:
         """Refuse a wrong setting before an hour of training, not after it."""
-        AdaptSettings(self.num_steps, self._step(), self.sampler, self.aggregation, self.num_draws).check()
+        self._test_time(LENGTHS[0] if self.num_steps == "auto" else self.num_steps).check()
         self._train_settings()
 
     def _shifted(self, X: Any, y: Any) -> tuple[Tensor, Tensor] | None:
@@ -367,7 +425,18 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             "feature_names_in": None if names is None else names.tolist(),
             "n_iter": self.n_iter_,
             "seed": self._seed,
+            "num_steps": self.num_steps_,
+            "promise": None if self.promise_ is None else self.promise_.to_dict(),
         }
+
+
+def _held_out(label: Tensor) -> Tensor:
+    """Which rows to calibrate on and not to train on: every tenth of each class that has ten."""
+    held = torch.zeros(len(label), dtype=torch.bool, device=label.device)
+    for number in label.unique():
+        rows = torch.nonzero(label == number).flatten()
+        held[rows[9::10]] = True
+    return held
 
 
 def _fingerprint(parts: list[Any], shifted: Any, settings: tuple[Any, ...]) -> str:

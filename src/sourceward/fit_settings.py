@@ -88,6 +88,7 @@ class FitSettings:
     chains: int | None = _ESTIMATOR["chains"]
     kl: float = _ESTIMATOR["kl"]
     guide: float = _ESTIMATOR["guide"]
+    pooled: float = _ESTIMATOR["pooled"]
     feature_noise: float = _ESTIMATOR["feature_noise"]
     replay_share: float = TrainSettings.replay_share
     posterior_chain: bool = _ESTIMATOR["posterior_chain"]
@@ -132,6 +133,7 @@ class FitSettings:
             chains=None if self.chains is None else max(1, self.chains // processes),
             replay_share=self.replay_share,
             posterior_chain=self.posterior_chain,
+            pooled=self.pooled,
             feature_noise=self.feature_noise,
         )
 
