@@ -25,7 +25,6 @@ from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import ResidentFeed, train
 from sourceward.tuning import LENGTHS, Part, Promise, tune
 
-
 FEWEST_SOURCES = 3
 """For self-tuning: with one of them held out there must be others to practise on."""
 
@@ -41,7 +40,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
 
     Args:
         num_steps: steps of the walk at test time; 0 predicts without adaptation. `auto` lets each source play
-            the unseen domain during `fit`, takes the longest walk that does not cost these accuracy, and tells
+            the unseen domain during `fit`, takes the longest walk that does not cost them accuracy, and says
             in `promise_` what to expect; it needs three sources, and takes 10 steps where there are fewer.
         step_size: what multiplies the clipped gradient.
         noise_std: noise of each step.

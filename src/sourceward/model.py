@@ -132,7 +132,9 @@ class Model:
         trajectory: bool = False,
     ) -> Adapted:
         """`adapt` from rescaled features (n, dim), as `features` returns them."""
-        settings = self.settings if num_steps is None else replace(self.settings, num_steps=num_steps)
+        settings = self.settings
+        if num_steps is not None:
+            settings = replace(settings, num_steps=num_steps) if num_steps else settings.off()
         return EnergyAdaptation(settings, self._numbers(sources), trajectory)(self.network, feature)
 
     def explain(self, adapted: Adapted) -> list[Prediction]:

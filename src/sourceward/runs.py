@@ -94,9 +94,13 @@ class Run(Stage):
         return validate(parts, network, self.settings.adapt())
 
     def _complete(self, network: Network) -> Network:
-        """Class centres of the finished network, from every training sample."""
+        """Class centres of the finished network, from every training sample; energies on the scale of those
+        that were held out."""
         if self.task.look is not None:
             self.task.fit_centers(network.eval(), everything=True)
+        for source, (train, val) in enumerate(zip(self.task.train, self.task.val)):
+            rows = val if val.stop > val.start else train
+            network.fit_calibration(source, self.task.features(network, rows)[0])
         return network
 
 

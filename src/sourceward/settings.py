@@ -120,8 +120,9 @@ class AdaptSettings:
         _share(self, "blend", *([] if self.stop is None else ["stop"]))
 
     def off(self) -> "AdaptSettings":
-        """No adaptation, the control of every comparison: nothing moves, every source counts the same."""
-        return replace(self, num_steps=0, aggregation="mean", stop=None, blend=0.0)
+        """No adaptation, the control of every comparison: nothing moves, and energies have no say."""
+        aggregation = "mean" if self.aggregation == "energy" else self.aggregation
+        return replace(self, num_steps=0, aggregation=aggregation, stop=None, blend=0.0)
 
     def check(self) -> None:
         """Look every name up now, so that a wrong one is refused before the work."""

@@ -51,8 +51,9 @@ def energy(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
 
     Energies are on the scale of each source's own samples: see `functional.calibration`.
     """
-    weight = torch.softmax(-surprise, 0)
-    return (weight.unsqueeze(-1) * probability).sum(0)
+    # In double: a row's last bit must not depend on how many rows stand beside it.
+    weight = torch.softmax(-surprise.double(), 0)
+    return (weight.unsqueeze(-1) * probability).sum(0).to(probability.dtype)
 
 
 def cosine_to_sources(feature: Tensor, source_center: Tensor) -> Tensor:

@@ -79,7 +79,9 @@ class ChainWeights(NamedTuple):
 
     def _value(self, a1: Tensor) -> Tensor:
         # A row-wise sum, not a matrix-vector product: BLAS picks that kernel by batch size.
-        return swish(a1).mul_(self.out).sum(-1).add_(self.out_bias).sigmoid_()
+        score = swish(a1).mul_(self.out).sum(-1).add_(self.out_bias)
+        # In double: vectorised and single sigmoids differ by a last bit that must not be left over.
+        return score.double().sigmoid_().to(score.dtype)
 
 
 _swish_backward = torch.ops.aten.silu_backward

@@ -1,0 +1,143 @@
+"""Will adaptation help? Ask the sources: each in turn plays the unseen domain, and the others adapt it.
+
+A pretend target is answered by a model that was fitted without it, with and without adaptation. The walk that
+is taken to the real target is the longest one that the pretend targets do not object to, and what they gained
+by it is what is promised. No target sample is involved, labelled or not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sourceward.adapters import EnergyAdaptation
+from sourceward.nn import Network
+from sourceward.settings import AdaptSettings
+
+LENGTHS = (10, 5, 2, 0)
+"""Walks to try, the favourite first; even with 0 steps the energies weigh the votes."""
+
+CAP = 0.02
+"""A pretend target's gain counts up to this much and its loss in full: one easy win must not hide a loss."""
+
+ROWS = 2000
+"""Samples of a pretend target that are looked at."""
+
+RESAMPLES = 2000
+
+Part = tuple[Tensor, Tensor]
+"""Features and labels of one source."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The change of accuracy to expect on an unseen domain, as shares of 1."""
+
+    gain: float
+    """Mean over the pretend targets, each counted up to `CAP`."""
+    low: float
+    high: float
+    """95 % interval, over pretend targets and their samples."""
+    per_source: dict[str, float]
+    """What each source gained when it played the target, not capped."""
+    unadapted: float
+    """Mean accuracy of the pretend targets without adaptation."""
+    num_steps: int
+    adapts: bool
+    """Whether adaptation is on."""
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in self.per_source.items())
+        if not self.adapts:
+            return f"adaptation is off: every walk that was tried cost pretend targets accuracy ({parts})"
+        return (
+            f"{100 * self.gain:+.1f} points expected (95 % interval {100 * self.low:+.1f} to "
+            f"{100 * self.high:+.1f}) with {self.num_steps} steps; pretend targets: {parts}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One source as a pretend target: whether each sample was answered rightly by each candidate."""
+
+    source: str
+    right: np.ndarray
+    """(candidates, samples) of 0 and 1; the first candidate is no adaptation."""
+
+    @property
+    def gain(self) -> np.ndarray:
+        """Of each candidate over no adaptation."""
+        accuracy = self.right.mean(1)
+        return accuracy - accuracy[0]
+
+
+def tune(
+    parts: Sequence[Part],
+    names: Sequence[str],
+    fit: Callable[[list[Part]], Network],
+    settings: AdaptSettings,
+) -> tuple[AdaptSettings, Promise]:
+    """Choose how far to walk.
+
+    Args:
+        parts: of all sources, three or more.
+        names: of the sources.
+        fit: trains a network on some of them, calibrated and ready to use.
+        settings: of test time, whose number of steps is to be chosen.
+    """
+    candidates = [settings.off(), *(replace(settings, num_steps=length) for length in LENGTHS)]
+    trials = []
+    for held, (feature, label) in enumerate(parts):
+        network = fit([part for source, part in enumerate(parts) if source != held])
+        trials.append(_try(str(names[held]), network, feature, label, candidates))
+    best = choose(trials)
+    return candidates[best], promise(trials, best, candidates[best])
+
+
+def choose(trials: Sequence[Trial]) -> int:
+    """The first candidate after no adaptation that pretend targets do not lose by, or no adaptation (0)."""
+    score = np.mean([np.minimum(trial.gain, CAP) for trial in trials], axis=0)
+    return next((c for c in range(1, len(score)) if score[c] > 0), 0)
+
+
+def promise(trials: Sequence[Trial], chosen: int, settings: AdaptSettings) -> Promise:
+    """What pretend targets gained by the chosen candidate; off promises 0 and tells what on would cost."""
+    shown = chosen or 1
+    gains = {trial.source: float(trial.gain[shown]) for trial in trials}
+    random = np.random.default_rng(0)
+    draws = []
+    for _ in range(RESAMPLES if chosen else 0):
+        picked = [trials[i] for i in random.integers(len(trials), size=len(trials))]
+        draws.append(np.mean([min(_resampled(trial, chosen, random), CAP) for trial in picked]))
+    low, high = np.quantile(draws, [0.025, 0.975]) if chosen else (0.0, 0.0)
+    return Promise(
+        gain=float(np.mean([min(gain, CAP) for gain in gains.values()])) if chosen else 0.0,
+        low=float(low),
+        high=float(high),
+        per_source=gains,
+        unadapted=float(np.mean([trial.right[0].mean() for trial in trials])),
+        num_steps=settings.num_steps,
+        adapts=bool(chosen),
+    )
+
+
+def _try(
+    name: str, network: Network, feature: Tensor, label: Tensor, candidates: Sequence[AdaptSettings]
+) -> Trial:
+    rows = np.random.default_rng(0).permutation(len(label))[:ROWS]
+    scaled = network.features(feature[rows].to(network.scale.device))
+    truth = label[rows].cpu().numpy()
+    answers = [EnergyAdaptation(settings)(network, scaled).probabilities for settings in candidates]
+    return Trial(name, np.stack([(answer.argmax(1) == truth).astype(float) for answer in answers]))
+
+
+def _resampled(trial: Trial, chosen: int, random: np.random.Generator) -> float:
+    """The gain in a bootstrap sample: how many of the samples lose, stay and win is multinomial."""
+    change = (trial.right[chosen] - trial.right[0]).astype(int)
+    counts = random.multinomial(len(change), np.bincount(change + 1, minlength=3) / len(change))
+    return float(counts[2] - counts[0]) / len(change)

@@ -1,0 +1,95 @@
+"""Each source plays the unseen domain: what is chosen, what is promised, and what a fitted estimator does."""
+
+import numpy as np
+import pytest
+
+from sourceward import EnergyAdapter
+from sourceward.settings import AdaptSettings
+from sourceward.tuning import CAP, LENGTHS, Trial, choose, promise
+from tests.helpers import QUICK, make_domains
+
+X, Y, SOURCE = make_domains()
+AUTO = {**QUICK, "num_steps": "auto"}
+
+
+def trial(name: str, *accuracies: float, rows: int = 1000) -> Trial:
+    """A pretend target of which each candidate gets this share right; the first is no adaptation."""
+    return Trial(
+        name, np.stack([np.arange(rows) < round(rows * share) for share in accuracies]).astype(float)
+    )
+
+
+def test_the_favourite_is_taken_unless_the_sources_object():
+    assert choose([trial("a", 0.5, 0.51, 0.6), trial("b", 0.5, 0.5, 0.6)]) == 1
+    assert choose([trial("a", 0.5, 0.49, 0.51), trial("b", 0.5, 0.5, 0.5)]) == 2
+    assert choose([trial("a", 0.5, 0.49, 0.5), trial("b", 0.5, 0.5, 0.49)]) == 0
+
+
+def test_one_easy_win_does_not_hide_a_loss():
+    assert choose([trial("a", 0.5, 0.9), trial("b", 0.5, 0.47)]) == 0
+    assert choose([trial("a", 0.5, 0.9), trial("b", 0.5, 0.49)]) == 1
+
+
+def test_a_promise_is_what_pretend_targets_gained():
+    trials = [trial("a", 0.5, 0.51), trial("b", 0.6, 0.61)]
+    told = promise(trials, 1, AdaptSettings(num_steps=10))
+    assert told.gain == pytest.approx(0.01)
+    assert told.per_source == pytest.approx({"a": 0.01, "b": 0.01})
+    assert told.unadapted == pytest.approx(0.55)
+    assert told.low < told.gain < told.high < CAP
+    assert "+1.0 points expected" in str(told)
+
+
+def test_off_promises_nothing_and_says_what_on_would_cost():
+    told = promise([trial("a", 0.5, 0.4), trial("b", 0.5, 0.45)], 0, AdaptSettings(num_steps=0))
+    assert (told.gain, told.low, told.high, told.adapts) == (0, 0, 0, False)
+    assert "off" in str(told)
+    assert "a -10.0, b -5.0" in str(told)
+
+
+@pytest.fixture(scope="module")
+def auto() -> EnergyAdapter:
+    return EnergyAdapter(**AUTO).fit(X, Y, sample_domain=SOURCE)
+
+
+def test_auto_chooses_among_the_lengths_and_promises(auto):
+    assert auto.num_steps_ in LENGTHS
+    assert set(auto.promise_.per_source) == {str(name) for name in auto.sources_}
+    assert -1 <= auto.promise_.low <= auto.promise_.gain <= auto.promise_.high <= 1
+
+
+def test_auto_predicts_as_its_choice_does(auto):
+    chosen = auto.predict_proba(X)
+    explicit = EnergyAdapter(**AUTO).fit(X, Y, sample_domain=SOURCE)
+    explicit.set_params(num_steps=auto.num_steps_ if auto.adapts_ else 0)
+    assert np.array_equal(chosen, explicit.predict_proba(X)) or (auto.adapts_ and not auto.num_steps_)
+
+
+def test_off_is_no_adaptation_bit_for_bit(auto):
+    auto.adapts_ = False
+    off = auto.predict_proba(X)
+    auto.adapts_ = auto.promise_.adapts
+    explicit = EnergyAdapter(**{**AUTO, "num_steps": 0}).fit(X, Y, sample_domain=SOURCE)
+    assert np.array_equal(off, explicit.predict_proba(X))
+
+
+def test_tuning_does_not_touch_the_network(auto):
+    plain = EnergyAdapter(**{**AUTO, "num_steps": 3}).fit(X, Y, sample_domain=SOURCE)
+    assert plain.promise_ is None
+    assert np.array_equal(plain.predict_proba(X), auto.set_params(num_steps=3).predict_proba(X))
+    auto.set_params(num_steps="auto")
+
+
+def test_the_promise_is_saved(auto, tmp_path):
+    auto.save(tmp_path / "est.safetensors")
+    loaded = EnergyAdapter.load(tmp_path / "est.safetensors")
+    assert loaded.promise_ == auto.promise_
+    assert (loaded.num_steps_, loaded.adapts_) == (auto.num_steps_, auto.adapts_)
+    assert np.array_equal(loaded.predict_proba(X), auto.predict_proba(X))
+
+
+def test_two_sources_cannot_promise():
+    few = np.asarray(SOURCE) < np.unique(SOURCE)[2]
+    est = EnergyAdapter(**AUTO).fit(X[few], Y[few], sample_domain=SOURCE[few])
+    assert est.promise_ is None
+    assert est.num_steps_ == LENGTHS[0]
