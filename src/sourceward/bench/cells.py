@@ -16,7 +16,7 @@ from typing import Any
 
 from sourceward.adapters import ADAPTERS
 from sourceward.errors import InputError
-from sourceward.runs import differences
+from sourceward.run_folder import differences
 
 FORMAT = 2
 ROOMS = (

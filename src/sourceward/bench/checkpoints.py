@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sourceward.adapters import ADAPTERS, Adapted, EnergyAdaptation, create_adapter
-from sourceward.bench.specs import NONE, OURS, Spec
+from sourceward.bench.specs import AUTO, NONE, OURS, Spec
 from sourceward.data import DomainDataset
 from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
@@ -22,6 +22,8 @@ from sourceward.nn import Network
 from sourceward.settings import AdaptSettings
 
 LAST = "last.safetensors"
+STEPS = 10
+"""Of a fit that is asked for other numbers of steps anyway."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Training:
         hold_out: keep the validation rows of the sources out of training. `fit` always does.
         last: take the last iteration's weights, whatever source validation says.
         backbone, weights, freeze, preset: of `fit`.
+        tune: let features find their number of steps; `fit` always does. Weights are the same either way.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -44,6 +47,11 @@ class Training:
     weights: str | None = "default"
     freeze: bool = False
     preset: str | None = None
+    tune: bool = False
+
+    def identity(self) -> dict[str, Any]:
+        """What the trained weights depend on."""
+        return {name: value for name, value in asdict(self).items() if name != "tune"}
 
     def check(self, kind: str) -> None:
         """Refuse what makes no sense before the work."""
@@ -125,6 +133,12 @@ class Checkpoint:
         chosen = [sources.select(part) for part in parts if len(part)]
         return [Part(dataset, self.encode(dataset)) for dataset in chosen]
 
+    def numbers(self, label: np.ndarray) -> np.ndarray:
+        """The dataset's labels in the network's numbering; for analyses, where every class is known."""
+        place = np.zeros(len(self.data.classes), dtype=np.int64)
+        place[self.codes] = np.arange(len(self.codes))
+        return place[label]
+
     def answer(self, spec: Spec, part: Part) -> Adapted:
         """What one adapter says of one part."""
         options: dict[str, Any] = dict(spec.options)
@@ -160,9 +174,11 @@ class Checkpoint:
         if self.estimator is not None:
             with changed(self.estimator, options) as estimator:
                 return estimator.adapt(np.asarray(part.dataset.items, dtype=np.float32))
-        inner = {k: v for k, v in options.items() if k in self.settings.step.__dataclass_fields__}
-        outer = {k: v for k, v in options.items() if k not in inner}
+        given = {k: v for k, v in options.items() if (k, v) != ("num_steps", AUTO)}
+        inner = {k: v for k, v in given.items() if k in self.settings.step.__dataclass_fields__}
+        outer = {k: v for k, v in given.items() if k not in inner}
         settings = replace(self.settings, step=replace(self.settings.step, **inner), **outer)
+        settings = settings.off() if given.get("num_steps") == 0 else settings
         settings.check()
         return EnergyAdaptation(settings)(self.network, part.feature)
 
@@ -183,17 +199,21 @@ def _on_features(
     sources = data.without(left_out)
     rows = sources.train_val_indices()[0] if training.hold_out else np.arange(len(sources))
     file, notes = folder / "estimator.safetensors", folder / "notes.json"
-    if file.exists() and notes.exists():
-        estimator, info = EnergyAdapter.load(file), json.loads(notes.read_text())
+    info: dict[str, Any] = json.loads(notes.read_text()) if file.exists() and notes.exists() else {}
+    if info and (info["tuned"] or not training.tune):
+        estimator = EnergyAdapter.load(file)
         estimator.network_.to(_device(training.device))
     else:
         part, start = sources.select(rows), time.perf_counter()
         names = np.asarray(sources.domain_names)[part.domains]
-        given = {"random_state": seed, "verbose": False, "device": training.device, **training.settings}
+        steps = {"num_steps": AUTO if training.tune else STEPS}
+        given = (
+            {"random_state": seed, "verbose": False, "device": training.device} | steps | training.settings
+        )
         estimator = EnergyAdapter(**given).fit(
             np.asarray(part.items, dtype=np.float32), part.labels, sample_domain=names
         )
-        info = {"rows": len(part), "fit_seconds": time.perf_counter() - start}
+        info = {"rows": len(part), "fit_seconds": time.perf_counter() - start, "tuned": training.tune}
         info["fit_peak_memory_mb"] = peak_memory()
         info["promise"] = plain(getattr(estimator, "promise_", None))
         folder.mkdir(parents=True, exist_ok=True)
@@ -205,22 +225,13 @@ def _on_features(
         with torch.no_grad():
             return estimator.network_.features(inputs.to(estimator.network_.scale.device))
 
-    steps = estimator.num_steps if isinstance(estimator.num_steps, int) else AdaptSettings.num_steps
-    settings = AdaptSettings(
-        steps,
-        estimator._step(),
-        estimator.sampler,
-        estimator.aggregation,
-        estimator.num_draws,
-        estimator._seed,
-    )
     return Checkpoint(
         estimator.network_,
         tuple(map(str, estimator.sources_)),
         np.asarray(estimator.classes_),
         data,
         left_out,
-        settings,
+        estimator._test_time(estimator.num_steps_),
         encode,
         estimator,
         info,
@@ -255,14 +266,14 @@ def _on_inputs(
         "rows": model.info["data"]["samples"],
         "fit_seconds": metrics["seconds"],
         "fit_peak_memory_mb": peak_memory(),
-        "promise": plain(model.info.get("promise")),
+        "promise": plain(model.info.get("promise") or metrics.get("promise")),
         "validation": metrics,
         "backbone": model.info["training"]["backbone"],
     }
     return Checkpoint(
         model.network,
         tuple(model.sources),
-        np.arange(len(model.classes)),
+        np.array([data.classes.index(name) for name in model.classes]),
         data,
         left_out,
         model.settings,

@@ -1,7 +1,7 @@
 """One job: one training, then every adapter that is asked for on every target that it left out."""
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Job:
             "data": self.fingerprint,
             "left_out": list(self.left_out),
             "seed": self.seed,
-            "training": asdict(self.training),
+            "training": self.training.identity(),
         }
 
     def cell_identity(self, target: str, spec: Spec) -> dict[str, Any]:

@@ -5,7 +5,7 @@ labels count right answers and do nothing else, but for the selection `oracle`, 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from sourceward.bench.engines import ENGINES, run_jobs
 from sourceward.bench.jobs import CONTROLS, Job, failed_cells, run_job
 from sourceward.bench.provenance import versions
 from sourceward.bench.selection import SELECTIONS
-from sourceward.bench.specs import Spec
+from sourceward.bench.specs import Spec, needs_tuning
 from sourceward.bench.summary import summarize
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.errors import InputError, unknown_name
@@ -67,7 +67,9 @@ def bench(
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
     kept_out = plan.selection in ("source", "oracle")
-    training = replace(plan.training, hold_out=kept_out, last=plan.selection == "last")
+    training = replace(
+        plan.training, hold_out=kept_out, last=plan.selection == "last", tune=needs_tuning(plan.specs)
+    )
     plan = replace(plan, training=training)
     datasets = [open_dataset(data, **dict(plan.options)) for data in plan.data]
     for dataset in datasets:
@@ -217,7 +219,7 @@ def _configuration(plan: Plan, jobs: Sequence[Job]) -> dict[str, Any]:
         "code": code_version(),
         "data": {job.name: job.fingerprint for job in jobs},
         "selection": plan.selection,
-        "training": asdict(plan.training),
+        "training": plan.training.identity(),
     }
 
 

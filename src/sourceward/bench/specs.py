@@ -17,7 +17,20 @@ OURS, NONE, LINEAR = "ebtsa", "none", "linear"
 CONTROLS = (LINEAR,)
 """Classifiers trained anew on the same features: what ordinary training makes of the same data."""
 
-TEST_TIME = ("num_steps", "step_size", "noise_std", "sampler", "accept", "aggregation", "num_draws", "gate")
+AUTO = "auto"
+"""As many steps as the sources, each playing the target, do not object to."""
+
+TEST_TIME = (
+    "num_steps",
+    "step_size",
+    "noise_std",
+    "sampler",
+    "accept",
+    "aggregation",
+    "num_draws",
+    "stop",
+    "blend",
+)
 """Options of our own adapter: the estimator's settings of test time."""
 
 
@@ -44,7 +57,8 @@ class Spec:
         >>> Spec("ebtsa", (("num_steps", 10),)).label
         'ebtsa, 10 steps'
         """
-        words = [f"{v} steps" if k == "num_steps" else f"{k} {v}" for k, v in self.options]
+        steps = {AUTO: "self-tuned"}
+        words = [steps.get(v, f"{v} steps") if k == "num_steps" else f"{k} {v}" for k, v in self.options]
         name = {NONE: "no adaptation", LINEAR: "linear control"}.get(self.name, self.name)
         return ", ".join([name, *words])
 
@@ -69,6 +83,11 @@ def parse_specs(texts: Iterable[str], steps: Sequence[int | str] = ()) -> tuple[
     return tuple(dict.fromkeys(found))
 
 
+def needs_tuning(specs: Iterable[Spec]) -> bool:
+    """Whether a contestant takes as many steps as were found by tuning."""
+    return any(spec.name == OURS and dict(spec.options).get("num_steps", AUTO) == AUTO for spec in specs)
+
+
 def _spec(name: str, options: dict[str, Any]) -> Spec:
     return Spec(name, tuple(options.items()))
 
@@ -82,7 +101,7 @@ def _check(name: str, options: dict[str, Any]) -> None:
             if not known:
                 raise InputError(f"Adapter {name!r} takes no options, but got {option!r}.")
             raise unknown_name(f"option of adapter {name!r},", option, known)
-        if option == "num_steps" and not (value == "auto" or (isinstance(value, int) and value >= 0)):
+        if option == "num_steps" and not (value == AUTO or (isinstance(value, int) and value >= 0)):
             raise InputError(f"Expected `num_steps` to be 0 or more, but got {value!r}.")
 
 

@@ -36,7 +36,7 @@ def bench(
             help="By comma, options after colons: ebtsa,t3a,tent:batch_size=16. `all` for every one."
         ),
     ] = "linear,ebtsa",
-    steps: Annotated[str, typer.Option(help="Numbers of steps of ebtsa, by comma.")] = "0,5,10,20",
+    steps: Annotated[str, typer.Option(help="Numbers of steps of ebtsa, by comma.")] = "0,5,10,20,auto",
     selection: Annotated[
         str, typer.Option(help="source, leave-one-source-out, last, or oracle (looks at the target).")
     ] = "source",

@@ -1,4 +1,4 @@
-"""`sourceward list datasets|adapters|backbones|presets`: the names that other commands take."""
+"""`sourceward list datasets|adapters|backbones|presets|experiments`: the names that other commands take."""
 
 import json as jsonlib
 from typing import Annotated, Any
@@ -12,11 +12,11 @@ from sourceward.errors import unknown_name
 
 
 def list(
-    what: Annotated[str, typer.Argument(help="datasets, adapters, backbones or presets.")],
+    what: Annotated[str, typer.Argument(help="datasets, adapters, backbones, presets or experiments.")],
     filter: Annotated[str | None, typer.Argument(help="A word or glob that the name must match.")] = None,
     json: Json = False,
 ) -> None:
-    """Show what can be named: datasets, adapters, backbones, presets."""
+    """Show what can be named: datasets, adapters, backbones, presets, experiments."""
     if what not in LISTS:
         raise unknown_name("list", what, LISTS)
     entries = LISTS[what](filter)
@@ -83,6 +83,16 @@ def _presets(filter: str | None) -> Any:
     ]
 
 
+def _experiments(filter: str | None) -> Any:
+    from sourceward.bench.experiments import list_experiments
+
+    return [
+        {"name": entry.name, "about": entry.about, "needs": f"Needs {entry.needs}."}
+        for entry in list_experiments()
+        if _matches(entry.name, filter)
+    ]
+
+
 def _set(settings: Any) -> dict[str, str]:
     return {"settings": " ".join(f"{name}={value}" for name, value in settings.items())}
 
@@ -93,4 +103,10 @@ def _matches(name: str, filter: str | None) -> bool:
     return filter is None or filter in name or fnmatchcase(name, filter)
 
 
-LISTS = {"datasets": _datasets, "adapters": _adapters, "backbones": _backbones, "presets": _presets}
+LISTS = {
+    "datasets": _datasets,
+    "adapters": _adapters,
+    "backbones": _backbones,
+    "presets": _presets,
+    "experiments": _experiments,
+}

@@ -1,6 +1,6 @@
 """The `sourceward` command: finds the subcommand, turns errors into one line and an exit code.
 
-Exit codes: 0 done, 2 the user's input is wrong, 1 a bug.
+Exit codes: 0 done, 2 the user's input is wrong, 3 some cells of a bench failed, 1 a bug.
 """
 
 import importlib
@@ -8,7 +8,7 @@ import sys
 
 from sourceward.errors import InputError, TrainingError
 
-COMMANDS = ("demo", "doctor", "fit", "evaluate", "predict", "bench", "list")
+COMMANDS = ("demo", "doctor", "fit", "evaluate", "predict", "bench", "reproduce", "report", "list")
 """Each is a function of the same name in the module of the same name beside this file."""
 
 

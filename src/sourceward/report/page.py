@@ -31,13 +31,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Card:
-    """One sample: its picture (data URI), what happened to it, and a figure of its walk."""
+    """One sample: its picture (data URI) or text, what happened to it, and a figure of its walk."""
 
     image: str
     title: str
     text: str
     figure: str = ""
     good: bool = True
+    quote: str = ""
 
 
 @dataclass(frozen=True)

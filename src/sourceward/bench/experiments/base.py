@@ -1,0 +1,168 @@
+"""What the paper's experiments share: the checkpoints they ask, the tables and figures they answer with."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sourceward._registry import Registry
+from sourceward.bench.cells import code_version, key_of
+from sourceward.bench.checkpoints import Checkpoint, Part, Training, train
+from sourceward.bench.protocol import name_of
+from sourceward.bench.quoted import OFFICE_HOME, PACS, PHEME, Quoted, quoted
+from sourceward.data import DomainDataset, open_dataset
+from sourceward.errors import InputError, unknown_name
+from sourceward.report.page import Table
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure: `draw` gets a matplotlib figure; the caption says what to see."""
+
+    name: str
+    caption: str
+    size: tuple[float, float]
+    draw: Callable[[Any], None]
+
+
+@dataclass
+class Outcome:
+    """What an experiment shows."""
+
+    tables: list[Table]
+    drawings: list[Drawing] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Asked(NamedTuple):
+    """One checkpoint and one target that it never saw."""
+
+    name: str
+    target: str
+    seed: int
+    checkpoint: Checkpoint
+    part: Part
+
+    @property
+    def place(self) -> str:
+        return f"{self.name}/{self.target}"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an experiment works on.
+
+    Args:
+        data: anything `open_dataset` takes.
+        out: folder of results and models.
+        seeds: one training each.
+        targets: domains to leave out; all when empty.
+        training: how.
+        num_steps: of adaptation, where the experiment does not vary them.
+        small: fewer points, for a first look and for tests.
+    """
+
+    data: tuple[str | DomainDataset, ...]
+    out: Path
+    seeds: tuple[int, ...] = (0,)
+    targets: tuple[str, ...] = ()
+    training: Training = field(default_factory=Training)
+    num_steps: int = 20
+    small: bool = False
+
+    def datasets(self) -> Iterator[tuple[str, DomainDataset]]:
+        for data in self.data:
+            dataset = open_dataset(data)
+            self.training.check(dataset.kind)
+            yield name_of(data, dataset), dataset
+
+    def checkpoints(self, **settings: Any) -> Iterator[Asked]:
+        """Every (data, target, seed), with some settings of the training changed."""
+        training = replace(self.training, settings={**self.training.settings, **settings})
+        found = False
+        for name, dataset in self.datasets():
+            for left_out, targets in leave_out(dataset, self.targets).items():
+                for seed in self.seeds:
+                    checkpoint = self.train(dataset, training, left_out, seed, name)
+                    for target in targets:
+                        found = True
+                        yield Asked(name, target, seed, checkpoint, checkpoint.part(target))
+        if not found:
+            raise InputError(
+                f"No data holds out any of {list(self.targets)}. Leave --targets out to run all."
+            )
+
+    def train(
+        self, dataset: DomainDataset, training: Training, left_out: tuple[str, ...], seed: int, name: str
+    ) -> Checkpoint:
+        """One training, or what it left behind the last time."""
+        identity = [code_version(), dataset.fingerprint(), training.identity(), left_out, seed]
+        folder = (
+            self.out / "runs" / f"{name}-{'-'.join(left_out)[:60]}-{seed}-{key_of({'of': identity})[:10]}"
+        )
+        return train(dataset, training, left_out, seed, folder)
+
+    def published(self, table: str, dataset: DomainDataset | None = None) -> list[Quoted]:
+        """Published rows for this data; none where the paper has other data."""
+        first = dataset if dataset is not None else next(iter(self.datasets()))[1]
+        return quoted(table, dataset=known_as(first)) if known_as(first) else []
+
+
+def leave_out(dataset: DomainDataset, wanted: tuple[str, ...] = ()) -> dict[tuple[str, ...], list[str]]:
+    """Domains that are left out together, and which of them are asked about."""
+    possible = list(dataset.targets or dataset.domain_names)
+    for name in wanted:
+        if name not in dataset.domain_names:
+            raise unknown_name("target", name, possible)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for target in possible:
+        if not wanted or target in wanted:
+            together = {*dataset.targets, target} if target in dataset.targets else {target}
+            groups.setdefault(tuple(sorted(together)), []).append(target)
+    return groups
+
+
+def known_as(dataset: DomainDataset) -> str:
+    """The paper's name for data with these domains, or ''."""
+    names = set(dataset.domain_names)
+    for name, domains in {"pacs": PACS, "office_home": OFFICE_HOME, "pheme": PHEME}.items():
+        if names == set(domains):
+            return name
+    if names >= {"gaussian_noise", "jpeg_compression"}:
+        return "cifar10_c" if len(dataset.classes) == 10 else "imagenet_c"
+    return ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of the paper.
+
+    Args:
+        name: for the command line.
+        about: one line.
+        needs: what data can serve it.
+        run: does it.
+    """
+
+    name: str
+    about: str
+    needs: str
+    run: Callable[[Context], Outcome]
+
+
+EXPERIMENTS: Registry[Experiment] = Registry("experiment")
+
+
+def experiment(name: str, about: str, needs: str = "features, images or texts") -> Callable:
+    """Register `run(context)` under `name`."""
+
+    def add(run: Callable[[Context], Outcome]) -> Callable[[Context], Outcome]:
+        EXPERIMENTS.register(name)(Experiment(name, about, needs, run))
+        return run
+
+    return add
+
+
+def list_experiments() -> list[Experiment]:
+    return [EXPERIMENTS[name] for name in EXPERIMENTS]

@@ -1,0 +1,81 @@
+"""Every adapter on the same checkpoints, the published numbers beside."""
+
+from typing import Any
+
+from sourceward.adapters import list_adapters
+from sourceward.bench.experiments.base import Context, Drawing, Outcome, experiment
+from sourceward.bench.experiments.scores import _gain, _quoted, _spread, _target
+from sourceward.bench.protocol import Plan, bench
+from sourceward.bench.specs import CONTROLS, parse_specs
+from sourceward.report.page import Table
+
+
+@experiment("comparison", "Every test-time adapter on the same checkpoints.")
+def comparison(context: Context) -> Outcome:
+    names = ["none", "ebtsa", "t3a"] if context.small else list_adapters()
+    plan = Plan(
+        context.data,
+        parse_specs([*CONTROLS, *names], [context.num_steps]),
+        context.targets,
+        context.seeds,
+        "last",
+        context.training,
+    )
+    results = bench(plan, context.out / "bench")
+    rows = results["table"]
+    places = list(dict.fromkeys(place for row in rows for place in row["targets"]))
+    cells = [
+        [
+            row["label"],
+            *(_spread(row["targets"].get(place)) for place in places),
+            _spread(row),
+            "" if row["adapter"] == "none" else _gain(row),
+            _asks(row),
+        ]
+        for row in rows
+    ]
+    published = [*context.published("comparison"), *context.published("stronger")]
+    groups = [len(cells)] if published else []
+    if published:
+        cells.append(["published, with selection and training of their own"])
+        cells += [[*_quoted(row, places), row.note] for row in published]
+    unique = len({_target(place) for place in places}) == len(places)
+    header = ["accuracy, %", *(_target(p) if unique else p for p in places), "mean", "difference", "asks for"]
+    missing = sorted({f"{c['adapter']}: {c['reason']}" for c in results["failed"]})
+    return Outcome(
+        [Table(header, cells, results["plus_minus"], groups=groups)],
+        [_figure(rows)],
+        {"table": rows, "failed": results["failed"]},
+        [f"Not in the table: {text}" for text in missing],
+    )
+
+
+def _asks(row: dict[str, Any]) -> str:
+    """What an adapter costs a deployment."""
+    traits = row.get("traits", {})
+    words = {"changes_weights": "weights", "keeps_state": "state", "needs_batch": "batch"}
+    return ", ".join(word for flag, word in words.items() if traits.get(flag)) or "-"
+
+
+def _figure(rows: list[dict[str, Any]]) -> Drawing:
+    import numpy as np
+
+    from sourceward.report import figures
+
+    shown = [row for row in rows if row["adapter"] != "none"]
+    low, gain, high = (np.array([100 * row[k] for row in shown]) for k in ("gain_low", "gain", "gain_high"))
+
+    def draw(figure: Any) -> None:
+        figures.draw_gains(
+            figure.subplots(),
+            [row["label"] for row in shown],
+            gain,
+            low,
+            high,
+            xlabel="points above no adaptation",
+        )
+
+    caption = (
+        "Difference to no adaptation with its 95 % interval. An interval that crosses the line is no gain."
+    )
+    return Drawing("comparison", caption, (7.0, 0.9 + 0.35 * len(shown)), draw)

@@ -1,0 +1,123 @@
+"""Right answers by row, target and seed; and the table they make, published numbers beside."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sourceward.bench.quoted import Quoted
+from sourceward.functional.paired import paired_interval
+from sourceward.report.page import Table
+
+MEANING = "± is the standard deviation over {seeds} seeds. "
+INTERVAL = "Differences carry a 95 % paired bootstrap interval over samples{and_seeds}."
+
+
+class Scores:
+    """Collects right answers; every row must meet the same samples."""
+
+    def __init__(self) -> None:
+        self.right: dict[str, dict[str, dict[int, np.ndarray]]] = {}
+
+    def add(self, row: str, place: str, seed: int, right: np.ndarray) -> None:
+        self.right.setdefault(row, {}).setdefault(place, {})[seed] = np.asarray(right, dtype=bool)
+
+    @property
+    def places(self) -> list[str]:
+        return list(dict.fromkeys(place for by_place in self.right.values() for place in by_place))
+
+    def mean(self, row: str) -> float:
+        """Accuracy over places and seeds, in per cent."""
+        return 100 * float(
+            np.mean([np.mean([r.mean() for r in s.values()]) for s in self.right[row].values()])
+        )
+
+    def numbers(self, against: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """For a results file; shares of 1."""
+        return {row: self._row(row, (against or {}).get(row)) for row in self.right}
+
+    def table(
+        self,
+        first: str,
+        against: Mapping[str, str] | None = None,
+        published: Sequence[Quoted] = (),
+        caption: str = "",
+    ) -> Table:
+        """A row for each contestant, then the published ones, marked as such.
+
+        Args:
+            first: header of the first column.
+            against: for some rows, the row that a difference is taken to.
+            published: rows to quote.
+            caption: what to see.
+        """
+        numbers, places = self.numbers(against), self.places
+        rows = [
+            [row, *(_spread(n["targets"].get(place)) for place in places), _spread(n), _gain(n)]
+            for row, n in numbers.items()
+        ]
+        groups = []
+        if published:
+            groups = [len(rows)]
+            rows.append(["published, with selection and training of their own"])
+            rows += [_quoted(row, places) for row in published]
+        seeds = max(len(by_seed) for by_place in self.right.values() for by_seed in by_place.values())
+        said = (MEANING.format(seeds=seeds) if seeds > 1 else "") + (
+            INTERVAL.format(and_seeds=" and seeds" if seeds > 1 else "") if against else ""
+        )
+        unique = len({_target(place) for place in places}) == len(places)
+        header = [first, *(_target(place) if unique else place for place in places), "mean", "difference"]
+        return Table(header, rows, f"{caption} {said}".strip(), groups=groups)
+
+    def _row(self, row: str, baseline: str | None) -> dict[str, Any]:
+        own = self.right[row]
+        seeds = [
+            seed for seed in next(iter(own.values())) if all(seed in by_seed for by_seed in own.values())
+        ]
+        means = np.array([np.mean([own[place][seed].mean() for place in own]) for seed in seeds])
+        result: dict[str, Any] = {**spread(means)}
+        result["targets"] = {
+            place: spread(np.array([right.mean() for right in by_seed.values()]))
+            for place, by_seed in own.items()
+        }
+        if baseline is not None and baseline in self.right:
+            changes = [
+                np.stack([by_seed[s].astype(int) - self.right[baseline][place][s] for s in by_seed])
+                for place, by_seed in own.items()
+            ]
+            low, high = paired_interval(changes)
+            gain = float(np.mean([change.mean() for change in changes]))
+            result |= {"against": baseline, "gain": gain, "gain_low": low, "gain_high": high}
+        return result
+
+
+def spread(values: np.ndarray) -> dict[str, Any]:
+    """Mean and standard deviation; None where there is one value."""
+    return {
+        "mean": float(np.mean(values)),
+        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+    }
+
+
+def _target(place: str) -> str:
+    return place.rsplit("/", 1)[-1]
+
+
+def _spread(numbers: dict[str, Any] | None) -> str:
+    if numbers is None:
+        return "-"
+    std = "" if numbers["std"] is None else f" ± {100 * numbers['std']:.1f}"
+    return f"{100 * numbers['mean']:.1f}{std}"
+
+
+def _gain(numbers: dict[str, Any]) -> str:
+    if "gain" not in numbers:
+        return ""
+    low, gain, high = (100 * numbers[key] for key in ("gain_low", "gain", "gain_high"))
+    return f"{gain:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def _quoted(row: Quoted, places: Sequence[str]) -> list[str]:
+    per_target = [f"{row.per_target[t]:.1f}" if (t := _target(p)) in row.per_target else "-" for p in places]
+    via = f", in {row.via}" if row.via else ""
+    return [f"{row.method}, {row.backbone} ({row.source}{via})", *per_target, f"{row.mean:.1f}", ""]

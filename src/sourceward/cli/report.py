@@ -1,0 +1,24 @@
+"""`sourceward report DIR`: one HTML page of a bench, an experiment or a demo."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where `bench` or `reproduce` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="The page; DIR/report.html if not given.")] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="The adapter that the page is about, as in results.json.")
+    ] = None,
+) -> None:
+    """Make one self-contained HTML page of results: no script, no network; for screen, phone and print."""
+    from sourceward.report.page import render, write_whole
+    from sourceward.report.results import report_page
+
+    target = out or folder / "report.html"
+    page = report_page(folder, adapter)
+    write_whole(target, render(page))
+    typer.echo(page.headline)
+    typer.echo(f"Open {target}")

@@ -1,0 +1,90 @@
+"""`sourceward reproduce NAME --data DATA...`: a table or figure of the paper, published numbers beside."""
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sourceward.cli.bench import WIDE, numbers
+from sourceward.cli.options import Json, Quiet
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="An experiment: see `sourceward list experiments`.")],
+    data: Annotated[
+        list[str],
+        typer.Option(metavar="DATA...", help="Feature files, or images or texts; several may follow."),
+    ],
+    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for results.json and figures; reproduce/NAME if not given.")
+    ] = None,
+    targets: Annotated[str, typer.Option(help="Domains to leave out, by comma; all by default.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds, by comma.")] = "0",
+    num_steps: Annotated[int, typer.Option(help="Steps of adaptation, where they are not what varies.")] = 20,
+    backbone: Annotated[str | None, typer.Option(help="As in `fit`.")] = None,
+    weights: Annotated[str, typer.Option(help="As in `fit`.")] = "default",
+    freeze: Annotated[bool, typer.Option("--freeze", help="As in `fit`.")] = False,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: key=value.")] = None,
+    small: Annotated[bool, typer.Option("--small", help="Fewer points, for a first look.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one of the paper's experiments; print its table, write figures and results.json.
+
+    Trained models stay in OUT/runs and are not trained again.
+    """
+    from sourceward.bench.checkpoints import Training
+    from sourceward.bench.experiments import EXPERIMENTS, Context
+    from sourceward.bench.provenance import command
+    from sourceward.bench.reproduce import reproduce as run
+    from sourceward.fit_settings import parse_assignments
+
+    EXPERIMENTS[name]  # an unknown one is answered with the nearest names
+    given = None if weights.lower() == "none" else weights
+    training = Training(parse_assignments(set_ or []), device, False, True, backbone, given, freeze)
+    context = Context(
+        (*data, *(more or ())),
+        out or Path("reproduce") / name,
+        tuple(numbers("seeds", seeds)),
+        tuple(target for target in targets.split(",") if target),
+        training,
+        num_steps,
+        small,
+    )
+    results = run(name, context, command(sys.argv))
+    if json:
+        typer.echo(jsonlib.dumps(results, default=str))
+    elif not quiet:
+        console = Console()
+        show(results, console if console.is_terminal else Console(width=WIDE))
+        typer.echo(f"In {context.out}: results.json, {len(results['figures'])} figures (.svg, .png).")
+        typer.echo(f"`sourceward report {context.out}` makes a page of it.")
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    for table in results["tables"]:
+        console.print(printable(table))
+        console.print(table["caption"], highlight=False, markup=False)
+    for note in results["notes"]:
+        console.print(note, highlight=False, markup=False)
+
+
+def printable(table: dict[str, Any]) -> Table:
+    """A page's table for the terminal."""
+    result = Table()
+    for number, column in enumerate(table["header"]):
+        result.add_column(escape(column), justify="right" if number else "left")
+    for number, row in enumerate(table["rows"]):
+        if number in table["groups"]:
+            result.add_section()
+            result.add_row(f"[dim]{escape(row[0])}[/dim]")
+        else:
+            result.add_row(*map(escape, row))
+    return result

@@ -1,0 +1,142 @@
+"""The page of a bench: does adaptation help here, by how much, how sure, where, and whom does it cost?"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sourceward.report import bench_sections as parts
+from sourceward.report.page import Page, Section, Table
+from sourceward.report.subject import NONE, Subject, choose_subject
+
+WHERE = {
+    "source": "Settings with several candidates were chosen on validation rows of the sources.",
+    "leave-one-source-out": "Settings with several candidates were chosen by leaving out each source in "
+    "turn.",
+    "last": "Nothing was selected: every setting is as given, weights are those of the last iteration.",
+    "oracle": "ORACLE rows chose by the target's own labels: an upper bound, never a result.",
+}
+
+
+def bench_page(results: dict[str, Any], folder: Path, adapter: str | None = None) -> Page:
+    """The page of `results`; pictures and texts of samples come from the cells in `folder`."""
+    footer = [
+        f"Run it again: {results['command']}",
+        f"seeds {', '.join(map(str, results['seeds']))}; "
+        + ", ".join(f"{name} {version}" for name, version in results["versions"].items()),
+    ]
+    title = f"sourceward bench: {', '.join(results['classes'])}"
+    if not results["table"]:
+        return Page(title, "No cell finished.", failures(results), [], footer)
+    subject = choose_subject(results, adapter)
+    sections = [
+        parts.contestants(results),
+        parts.targets(subject),
+        parts.step_curves(results),
+        parts.classes(subject),
+        parts.confusion(subject),
+        *parts.samples(subject, folder),
+        parts.trust(subject),
+        _settings(results),
+    ]
+    return Page(title, headline(subject), notes(results, subject), [s for s in sections if s], footer)
+
+
+def headline(subject: Subject) -> str:
+    """Does it help, by how much, how sure."""
+    row, none = subject.row, subject.none
+    low, gain, high = (100 * row[key] for key in ("gain_low", "gain", "gain_high"))
+    says = "helps" if low > 0 else "hurts" if high < 0 else "makes no clear difference"
+    seeds = len({cell["seed"] for cell in subject.cells})
+    over = f"{len(row['targets'])} unseen domains, {seeds} seed{'s' if seeds > 1 else ''}"
+    return (
+        f"{subject.title} {says}: {100 * none['mean']:.1f} % becomes {100 * row['mean']:.1f} % "
+        f"({gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}; {over})."
+    )
+
+
+def notes(results: dict[str, Any], subject: Subject) -> list[str]:
+    """What qualifies the headline."""
+    rows = {row["adapter"]: row for row in results["table"]}
+    said = [_by_target(subject)]
+    if "linear" in rows:
+        ahead = 100 * (subject.row["mean"] - rows["linear"]["mean"])
+        said.append(
+            f"A linear classifier on the same features, trained the ordinary way, reaches "
+            f"{100 * rows['linear']['mean']:.1f} %: adaptation ends {abs(ahead):.1f} points "
+            f"{'above' if ahead >= 0 else 'below'} it."
+        )
+    said += _peers(rows, subject)
+    selected = next((row for row in rows.values() if row["adapter"].startswith("selected:")), None)
+    if selected is not None and selected is not subject.row:
+        idle = sum(key == NONE for key in selected["chosen"].values())
+        said.append(
+            f"Chosen honestly, the number of steps brings {100 * selected['gain']:+.1f} points; no "
+            "adaptation was "
+            f"chosen in {idle} of {len(selected['chosen'])} cases."
+        )
+    said += _promise(subject)
+    said.append(WHERE[results["selection"]])
+    return said + failures(results)
+
+
+def failures(results: dict[str, Any]) -> list[str]:
+    """A line for each adapter that failed, and one for those that do not apply."""
+    broken = {c["adapter"]: c["reason"] for c in results["failed"] if not c.get("unsuitable")}
+    absent = sorted({c["adapter"] for c in results["failed"] if c.get("unsuitable")})
+    said = [f"{adapter} failed in some cells: {reason}" for adapter, reason in broken.items()]
+    return said + ([f"Adapters that do not apply to this data: {', '.join(absent)}."] if absent else [])
+
+
+def _by_target(subject: Subject) -> str:
+    gains = {place.rsplit("/", 1)[-1]: 100 * t["gain"] for place, t in subject.row["targets"].items()}
+    if len(gains) > 8:
+        better = sum(gain > 0 for gain in gains.values())
+        return (
+            f"{better} of {len(gains)} targets gain; from {min(gains.values()):+.1f} to "
+            f"{max(gains.values()):+.1f}."
+        )
+    return "By target: " + ", ".join(f"{name} {gain:+.1f}" for name, gain in gains.items()) + "."
+
+
+def _peers(rows: dict[str, Any], subject: Subject) -> list[str]:
+    """The best method of others, and what it asks for."""
+    others = [
+        row
+        for row in rows.values()
+        if not row["oracle"] and "traits" in row and row["adapter"].split(":")[0] not in (NONE, "ebtsa")
+    ]
+    if not others:
+        return []
+    best = max(others, key=lambda row: row["mean"])
+    asks = parts.asks_for(best)
+    return [
+        f"Best of the other methods: {best['label']}, {100 * best['mean']:.1f} %"
+        + (f"; it asks for {asks}, where ours asks for nothing." if asks != "-" else ".")
+    ]
+
+
+def _promise(subject: Subject) -> list[str]:
+    """What was expected before the target was seen, beside what came."""
+    pairs = [
+        (promise, subject.numbers(cell)["gain"])
+        for cell in subject.cells
+        if (promise := parts.promised(cell)) is not None
+    ]
+    if not pairs:
+        return []
+    promised, measured = np.mean([p for p, _ in pairs]), np.mean([m for _, m in pairs])
+    return [
+        f"Promised before the target was seen: {100 * promised:+.1f} points. Measured: {100 * measured:+.1f}."
+    ]
+
+
+def _settings(results: dict[str, Any]) -> Section:
+    rows = [[name, _plain(value)] for name, value in results["settings"].items()]
+    return Section("Settings", tables=[Table(["setting", "value"], rows)])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_plain(v)}" for k, v in value.items())
+    return "-" if value is None else str(value)

@@ -1,0 +1,38 @@
+"""The page of one of the paper's experiments: its tables and figures as they were written."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sourceward.report.page import Figure, Page, Section, Table
+
+
+def experiment_page(results: dict[str, Any], folder: Path) -> Page:
+    tables = [
+        Table(t["header"], t["rows"], t["caption"], t.get("strong", ()), t.get("groups", ()))
+        for t in results["tables"]
+    ]
+    drawn = [
+        Figure([inline(folder / figure["file"])], figure["caption"])
+        for figure in results["figures"]
+        if (folder / figure["file"]).is_file()
+    ]
+    sections = [Section("Numbers", "", tables)]
+    if drawn:
+        sections.append(Section("Figures", "", figures=drawn))
+    given = {**results["settings"].pop("settings", {}), **results["settings"]}
+    rows = [[name, str(value)] for name, value in given.items() if value not in (None, "")]
+    sections.append(Section("Settings", "", [Table(["setting", "value"], rows)]))
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    footer = [
+        f"Run it again: {results['command']}",
+        f"seeds {', '.join(map(str, results['seeds']))}",
+        versions,
+    ]
+    title = f"sourceward reproduce {results['experiment']}"
+    return Page(title, results["about"], results["notes"], sections, footer)
+
+
+def inline(file: Path) -> str:
+    """An SVG file as an element of a page: without the names of its namespaces, which a page knows."""
+    return re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", file.read_text())

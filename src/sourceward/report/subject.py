@@ -1,0 +1,56 @@
+"""The adapter that a bench's page is about, and its numbers in every cell."""
+
+from dataclasses import dataclass
+from typing import Any
+
+NONE = "none"
+TUNED, USUAL = "ebtsa:num_steps=auto", "ebtsa:num_steps=10"
+"""What a user gets who sets nothing, now and where there are too few sources to tune."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One row of the table with the cells behind it."""
+
+    row: dict[str, Any]
+    none: dict[str, Any]
+    cells: list[dict[str, Any]]
+    """Those that have both the subject and no adaptation."""
+    class_names: dict[str, list[str]]
+
+    @property
+    def title(self) -> str:
+        label = self.row["label"]
+        name, _, rest = label.partition(", ")
+        return (
+            f"Adaptation ({rest})" if name == "ebtsa" and rest else "Adaptation" if name == "ebtsa" else label
+        )
+
+    def key(self, cell: dict[str, Any]) -> str:
+        """Which contestant the subject is in this cell: a selected one may differ from cell to cell."""
+        chosen = self.row.get("chosen")
+        own = f"{cell['data']}/{cell['target']}/{cell['seed']}"
+        return self.row["adapter"] if chosen is None else chosen.get(own, NONE)
+
+    def numbers(self, cell: dict[str, Any]) -> dict[str, Any]:
+        return cell["adapters"][self.key(cell)]
+
+    def before(self, cell: dict[str, Any]) -> dict[str, Any]:
+        return cell["adapters"][NONE]
+
+
+def choose_subject(results: dict[str, Any], adapter: str | None = None) -> Subject:
+    """The one asked for; else the default, or what was selected honestly where it did anything; else ours."""
+    rows = {row["adapter"]: row for row in results["table"]}
+    moved = [
+        key
+        for key, row in rows.items()
+        if key == "selected:ebtsa" and any(chosen != NONE for chosen in row["chosen"].values())
+    ]
+    ours = [key for key in rows if key.split(":")[0] == "ebtsa"]
+    others = [key for key in rows if key != NONE and not rows[key]["oracle"] and not rows[key]["control"]]
+    usual = [key for key in (TUNED, *moved, USUAL) if key in rows]
+    key = adapter or [*usual, *ours, *others, NONE][0]
+    subject = Subject(rows[key], rows[NONE], [], results["classes"])
+    cells = [cell for cell in results["cells"] if subject.key(cell) in cell["adapters"]]
+    return Subject(rows[key], rows[NONE], cells, results["classes"])
