@@ -83,4 +83,5 @@ def fit_tiny(data: object, out: Path, **options: object) -> Model:
         options = {"backbone": "tiny:conv" if kind == "image" else "tiny:text", "weights": None, **options}
     size = {"image_size": 16} if kind == "image" else {}
     settings = {**TINY, **size, **(FINETUNE if two_stage else OFTEN), **given}
-    return fit(data, out=out, target="c", settings=settings, device="cpu", **options)  # type: ignore[arg-type]
+    options.setdefault("target", "c")
+    return fit(data, out=out, settings=settings, device="cpu", **options)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
 _ESTIMATOR = {name: p.default for name, p in inspect.signature(EnergyAdapter).parameters.items()}
 
 RECIPES = ("two-stage", "joint")
+SHIFTS = ("corruptions", "noise")
 
 JOINT: dict[str, Any] = {
     "max_iter": 2000,
@@ -36,7 +37,16 @@ AUTO_STEPS = 10
 """Stands for `num_steps="auto"` where nothing was tuned."""
 
 
-_USED = ("recipe", *NESTED, "components", "image_size", "crop_fraction", "max_length", "validation_fraction")
+_USED = (
+    "recipe",
+    *NESTED,
+    "shifts",
+    "components",
+    "image_size",
+    "crop_fraction",
+    "max_length",
+    "validation_fraction",
+)
 """Settings beside those of the estimator that a two-stage fit looks at."""
 
 
@@ -54,6 +64,8 @@ class FitSettings:
         train_step_size: step size of the training chains.
         replay_share: share of chain starts that come from the replay buffer.
         posterior_chain: also run chains whose latent is the posterior of the sample's class.
+        shifts: what a lone source practises on: `corruptions` of its images (four that no benchmark tests
+            on; noise where the data is no images), or `noise` on its features.
         augmentation: of training images.
         components: principal components to keep of features that no backbone is trained for; all when None.
         image_size: side in pixels; that of the weights when None.
@@ -92,6 +104,7 @@ class FitSettings:
     feature_noise: float = _ESTIMATOR["feature_noise"]
     replay_share: float = TrainSettings.replay_share
     posterior_chain: bool = _ESTIMATOR["posterior_chain"]
+    shifts: str = "corruptions"
     augmentation: Augmentation = field(default_factory=Augmentation)
     components: int | None = 256
     image_size: int | None = None
@@ -105,6 +118,8 @@ class FitSettings:
         self.adapt().check()
         self.loop(), self.train()
         HEADS[self.head]
+        if self.shifts not in SHIFTS:
+            raise InputError(f"Expected `shifts` to be 'corruptions' or 'noise', but got {self.shifts!r}.")
         if self.recipe not in RECIPES:
             raise InputError(f"Expected `recipe` to be 'two-stage' or 'joint', but got {self.recipe!r}.")
         for name in ("evaluate_every", "checkpoint_every", "components"):
@@ -120,6 +135,10 @@ class FitSettings:
         step = StepSettings(value("step_size"), value("noise_std"), accept=value("accept"))
         steps = AUTO_STEPS if value("num_steps") == "auto" else value("num_steps")
         return AdaptSettings(steps, step, value("sampler"), value("aggregation"), value("num_draws"))
+
+    def corrupts(self, kind: str, sources: int) -> bool:
+        """Whether chains start at corrupted copies of the samples."""
+        return self.shifts == "corruptions" and kind == "image" and sources == 1
 
     def estimator(self) -> dict[str, Any]:
         """What an `EnergyAdapter` is told."""

@@ -18,14 +18,23 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sourceward.data import DomainDataset, open_dataset
+from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.errors import InputError
 from sourceward.fit_settings import FitSettings, settings_for
-from sourceward.inputs import Samples, encode, extract_features, prepare_samples, tensor_hash
+from sourceward.inputs import (
+    Resident,
+    Samples,
+    encode,
+    extract_corrupted,
+    extract_features,
+    prepare_samples,
+    tensor_hash,
+)
 from sourceward.model import Model, load
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
-from sourceward.nn.projection import project_features
+from sourceward.nn.projection import Projected, project_features
 from sourceward.parallel import Processes, join_processes
 from sourceward.presets import PRESETS
 from sourceward.run_folder import RunFolder, open_board, software
@@ -82,6 +91,7 @@ def fit(
     else:
         plan = settings_for(trains, chosen.settings if chosen and trains else None, settings)
     body = _backbone(sources, backbone or (chosen and chosen.backbone), weights, plan, trains, seed)
+    _check_shifts(sources, body, plan, trains)
     configuration = _configuration(sources, body, freeze, plan, seed, processes)
     folder = RunFolder(Path(out), configuration)
     try:
@@ -178,6 +188,25 @@ def _backbone(
     return backbone.freeze_batchnorm(not trains or held)
 
 
+def _check_shifts(
+    sources: DomainDataset, backbone: Backbone | None, settings: FitSettings, trains: bool
+) -> None:
+    """Refuse before the work what a lone source cannot practise on."""
+    if backbone is None or not settings.corrupts(sources.kind, len(sources.domain_names)):
+        return
+    if trains and settings.recipe == "joint":
+        raise InputError(
+            "With one source, the recipe 'joint' practises on noise only: set `shifts=noise`, or leave "
+            "`recipe=two-stage`."
+        )
+    size = getattr(backbone.preprocessing, "size", (SMALLEST_SIDE, SMALLEST_SIDE))
+    if min(size) < SMALLEST_SIDE:
+        raise InputError(
+            f"Images of {min(size)} pixels are too small to corrupt, which one source practises on: set "
+            f"`image_size={SMALLEST_SIDE}` or more, or `shifts=noise`."
+        )
+
+
 def _prepare(arranged: "Arranged", backbone: Backbone | None, job: Job, device: torch.device) -> Prepared:
     dataset, train, val = arranged
     with job.processes.main_first():
@@ -189,8 +218,10 @@ def _task(
     sources: DomainDataset, backbone: Backbone | None, freeze: bool, job: Job, device: torch.device
 ) -> Task:
     trained, still = (None, backbone) if freeze else (backbone, None)
+    shifted = None
     if still is not None:
         with job.processes.main_first():
+            shifted = _corrupted(sources, still, job, device)
             sources = extract_features(sources, still, device, job.progress)
     dataset, train, val = arrange(sources, job.settings.validation_fraction)
     before: nn.Module | None = still
@@ -199,11 +230,27 @@ def _task(
         before, feature = project_features(still, feature, rows, job.settings.components)
         dataset = replace(dataset, items=feature.numpy())
     prepared = _prepare((dataset, train, val), trained, job, device)
+    if shifted is not None:
+        feature = before.project(shifted[0]) if isinstance(before, Projected) else shifted[0]
+        assert isinstance(prepared.samples, Resident)
+        prepared.samples = replace(prepared.samples, shifted=(feature.to(device), shifted[1].to(device)))
     dim = trained.dim if trained is not None else dataset.items.shape[1]
     network = Network(len(train), len(dataset.classes), dim, job.settings.head, trained).to(device)
     if device.type == "cuda" and trained is not None and trained.kind == "image":
         trained.to(memory_format=torch.channels_last)
     return Task(**vars(prepared), network=network, still=before, look=None if trained is None else LOOK)
+
+
+def _corrupted(
+    sources: DomainDataset, backbone: Backbone, job: Job, device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    """Features and labels of corrupted copies, where a lone source practises on those."""
+    if not job.settings.corrupts(sources.kind, len(sources.domain_names)):
+        return None
+    dataset, train, _ = arrange(sources, job.settings.validation_fraction)
+    part = dataset.select(np.arange(train[-1].stop))
+    feature = extract_corrupted(part, backbone, device, job.seed, job.progress)
+    return torch.from_numpy(feature), torch.from_numpy(part.labels).repeat(len(feature) // len(part))
 
 
 Arranged = tuple[DomainDataset, list[slice], list[slice]]

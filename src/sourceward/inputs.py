@@ -22,6 +22,8 @@ from sourceward.data import (
     stream_batches,
 )
 from sourceward.data.augment import Augmentation, augment
+from sourceward.data.corrupting import corrupt_in_turn, corruption_noise
+from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.decode import INTERPOLATIONS, Geometry
 from sourceward.errors import InputError
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
@@ -38,6 +40,13 @@ def rows_per_pass(device: torch.device) -> int:
 class Samples(Protocol):
     """The samples of one dataset, row by row, ready for a backbone."""
 
+    @property
+    def plain(self) -> Callable[[Tensor], Inputs]:
+        """From rows as they are kept to what the backbone takes."""
+
+    def kept(self, rows: slice) -> Iterator[Tensor]:
+        """Rows in order, as they are kept: uint8 pixels where they are images."""
+
     def batches(self, rows: slice) -> Iterator[Inputs]:
         """Rows in order, not augmented."""
 
@@ -49,20 +58,24 @@ class Samples(Protocol):
 class Resident:
     """Rows that live on the device: features, uint8 images, or tokens.
 
-    `plain` turns rows into what the backbone takes; `augmented` does so for training.
+    `plain` turns rows into what the backbone takes; `augmented` does so for training. `shifted` are rows and
+    labels that a lone source practises on.
     """
 
     rows: Tensor
     plain: Callable[[Tensor], Inputs]
     augmented: Callable[[Tensor, torch.Generator], Inputs] | None = None
+    shifted: tuple[Tensor, Tensor] | None = None
+
+    def kept(self, rows: slice) -> Iterator[Tensor]:
+        yield from self.rows[rows].split(rows_per_pass(self.rows.device))
 
     def batches(self, rows: slice) -> Iterator[Inputs]:
-        for piece in self.rows[rows].split(rows_per_pass(self.rows.device)):
-            yield self.plain(piece)
+        return map(self.plain, self.kept(rows))
 
     def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
-        inputs = [self.rows[part] for part in parts]
-        return ResidentFeed(inputs, [labels[part] for part in parts], batch_size, prepare=self.augmented)
+        inputs, own = [self.rows[part] for part in parts], [labels[part] for part in parts]
+        return ResidentFeed(inputs, own, batch_size, self.shifted, self.augmented)
 
 
 @dataclass(frozen=True)
@@ -75,10 +88,13 @@ class Streamed:
     augmented: Callable[[Tensor, torch.Generator], Inputs]
     device: torch.device
 
-    def batches(self, rows: slice) -> Iterator[Inputs]:
+    def kept(self, rows: slice) -> Iterator[Tensor]:
         part = self.dataset.select(np.arange(len(self.dataset))[rows])
         for batch in self._stream(part, in_order(len(part), rows_per_pass(self.device))):
-            yield self.plain(batch.images.to(self.device, non_blocking=True))
+            yield batch.images.to(self.device, non_blocking=True)
+
+    def batches(self, rows: slice) -> Iterator[Inputs]:
+        return map(self.plain, self.kept(rows))
 
     def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
         rows = np.concatenate([np.arange(len(self.dataset))[part] for part in parts])
@@ -175,9 +191,53 @@ def extract_features(
     return replace(dataset, kind="features", items=features)
 
 
+class Batches(Protocol):
+    """What features are made of: `Samples`, or copies of them."""
+
+    def batches(self, rows: slice) -> Iterator[Inputs]: ...
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """Samples under one corruption, severities in turn."""
+
+    samples: Samples
+    name: str
+    offset: int
+    seed: int
+
+    def batches(self, rows: slice) -> Iterator[Inputs]:
+        first, generator = self.offset, None
+        for images in self.samples.kept(rows):
+            generator = generator or corruption_noise(images.device, self.name, self.seed)
+            yield self.samples.plain(corrupt_in_turn(images, self.name, first, generator))
+            first += len(images)
+
+
+def corrupted_features(
+    network: Callable[[Any], Tensor], samples: Samples, rows: slice, seed: int = 0
+) -> Tensor:
+    """Features of `rows` under each of the extra corruptions, one corruption after the other."""
+    copies = [Corrupted(samples, name, number, seed) for number, name in enumerate(EXTRA_CORRUPTIONS)]
+    return torch.cat([encode(network, copy, rows) for copy in copies])
+
+
+def extract_corrupted(
+    dataset: DomainDataset, backbone: Backbone, device: torch.device, seed: int = 0, show: bool | None = None
+) -> np.ndarray:
+    """`corrupted_features` of a whole dataset by a backbone that is not trained; kept on disk."""
+    backbone = backbone.to(device).eval()
+
+    def compute() -> Tensor:
+        samples = prepare_samples(dataset, backbone, device, show=show)
+        return corrupted_features(backbone, samples, slice(0, len(dataset)), seed)
+
+    return _kept(f"{dataset.content_hash()}{_identity(backbone, device)}{seed}corrupted", backbone, compute)
+
+
 @torch.no_grad()
 def encode(
-    network: Callable[[Any], Tensor], samples: Samples, rows: slice, advance: Callable | None = None
+    network: Callable[[Any], Tensor], samples: Batches, rows: slice, advance: Callable | None = None
 ) -> Tensor:
     """Features of `rows`, in order; bfloat16 inside the backbone on CUDA."""
     parts: list[Tensor] = []
@@ -200,17 +260,26 @@ def _domain_features(
     identity: str,
     show: bool | None,
 ) -> np.ndarray:
-    key = hashlib.blake2b(f"{part.content_hash()}{identity}".encode(), digest_size=16).hexdigest()
+    backbone = backbone.to(device).eval()
+
+    def compute() -> Tensor:
+        samples = prepare_samples(part, backbone, device, show=show)
+        with progress_bar(len(part), f"features of {name}", show) as advance:
+            return encode(backbone, samples, slice(0, len(part)), advance)
+
+    return _kept(f"{part.content_hash()}{identity}", backbone, compute)
+
+
+def _kept(identity: str, backbone: Backbone, compute: Callable[[], Tensor]) -> np.ndarray:
+    """Features from the disk, or computed and written there."""
+    key = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
     file = cache_folder() / "features" / f"{key}.safetensors"
     if file.is_file():
         try:
             return load_tensors(file)[0]["features"].numpy()
         except InputError:  # torn: computed again
             file.unlink()
-    backbone = backbone.to(device).eval()
-    samples = prepare_samples(part, backbone, device, show=show)
-    with progress_bar(len(part), f"features of {name}", show) as advance:
-        features = encode(backbone, samples, slice(0, len(part)), advance).cpu()
+    features = compute().cpu()
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         save_tensors(file, {"features": features}, {"backbone": backbone.spec})
     return features.numpy()

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.cost import Meter
+from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.errors import InputError, TrainingError
 from sourceward.estimator import EnergyAdapter
 from sourceward.finetune import Classifier, FineTuner
-from sourceward.inputs import encode
+from sourceward.inputs import corrupted_features, encode
 from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone
-from sourceward.nn.projection import project_features
+from sourceward.nn.projection import Projected, project_features
 from sourceward.run_folder import LAST
 from sourceward.runs import validate
 from sourceward.stage import Job, Stage
@@ -133,7 +134,9 @@ def fit_heads(
     feature = encode(backbone, prepared.samples, slice(0, len(data))).cpu()
     rows = slice(0, prepared.train[-1].stop)
     still, feature = project_features(backbone, feature, rows, settings.components)
-    estimator = _fit_estimator(feature[rows].numpy(), data.labels[rows], data.domains[rows], device, job)
+    arrays = feature[rows].numpy(), data.labels[rows], data.domains[rows]
+    shifted = _shifted(prepared, backbone, still, rows, job)
+    estimator = _fit_estimator(*arrays, *shifted, device, job)
     classes = tuple(data.classes[code] for code in estimator.classes_)
     model = Model(estimator.network_, classes, data.domain_names, settings.adapt(estimator), info)
     scores = _validate(model, feature.to(device), prepared, estimator.classes_)
@@ -149,8 +152,26 @@ def fit_heads(
     return model
 
 
+def _shifted(
+    prepared: "Prepared", backbone: nn.Module, still: nn.Module | None, rows: slice, job: Job
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Features and labels of corrupted copies, where a lone source practises on those."""
+    data = prepared.dataset
+    if not job.settings.corrupts(data.kind, len(data.domain_names)):
+        return None, None
+    feature = corrupted_features(backbone, prepared.samples, rows, job.seed).cpu()
+    feature = still.project(feature) if isinstance(still, Projected) else feature
+    return feature.numpy(), np.tile(data.labels[rows], len(EXTRA_CORRUPTIONS))
+
+
 def _fit_estimator(
-    X: np.ndarray, y: np.ndarray, domain: np.ndarray, device: torch.device, job: Job
+    X: np.ndarray,
+    y: np.ndarray,
+    domain: np.ndarray,
+    X_shifted: np.ndarray | None,
+    y_shifted: np.ndarray | None,
+    device: torch.device,
+    job: Job,
 ) -> EnergyAdapter:
     checkpoint = job.folder.heads
     estimator = EnergyAdapter(
@@ -161,13 +182,14 @@ def _fit_estimator(
         random_state=job.seed,
         verbose=job.progress,
     )
+    shifted = {"X_shifted": X_shifted, "y_shifted": y_shifted}
     try:
-        return estimator.fit(X, y, sample_domain=domain)
+        return estimator.fit(X, y, sample_domain=domain, **shifted)
     except InputError:
         if not checkpoint.exists():
             raise
         checkpoint.unlink()  # damaged, or of features with other bits: begin the stage again
-        return estimator.fit(X, y, sample_domain=domain)
+        return estimator.fit(X, y, sample_domain=domain, **shifted)
 
 
 def _validate(model: Model, feature: Tensor, prepared: "Prepared", known: np.ndarray) -> dict[str, Any]:

@@ -38,9 +38,15 @@ def test_a_table_and_what_fit_would_do(run, bank):
 
 
 def test_exit_two_with_the_fix(run, bank):
-    result = run(bank(num_domains=1))
+    result = run(bank(num_classes=1))
     assert result.exit_code == 2
-    assert "Add a domain" in result.output
+    assert "Add samples of at least one other class" in result.output
+
+
+def test_one_source_is_told_what_it_would_practise_on(run, bank):
+    result = run(bank(num_domains=1))
+    assert result.exit_code == 0, result.output
+    assert "Practise on its own features under noise" in result.output
 
 
 def test_json_is_all_there_is_on_standard_output(run, bank):

@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
+import torch
 
 from sourceward.data import corrupted_domains, load_images, open_dataset
+from sourceward.data.corrupting import corrupt_in_turn
+from sourceward.data.corruptions import corrupt
 from sourceward.data.dataset import build
 from sourceward.errors import InputError
 
@@ -52,3 +55,13 @@ def test_files_are_corrupted_as_they_are_read(folder):
 def test_wrong_options(clean, options, message):
     with pytest.raises(InputError, match=message):
         corrupted_domains(clean, **options)
+
+
+def test_severities_take_turns_whatever_the_pieces():
+    """The third image is as severe in one call as in two."""
+    images = torch.randint(256, (7, 3, 32, 32), dtype=torch.uint8)
+    whole = corrupt_in_turn(images, "saturate", 1, torch.Generator())
+    pieces = [corrupt_in_turn(images[a:b], "saturate", 1 + a, torch.Generator()) for a, b in ((0, 3), (3, 7))]
+    assert torch.equal(whole, torch.cat(pieces))
+    for row in range(7):
+        assert torch.equal(whole[row], corrupt(images[row : row + 1], "saturate", (1 + row) % 5 + 1)[0])

@@ -48,8 +48,15 @@ def test_a_missing_class_is_refused_unless_allowed_or_in_the_target(folder, put)
     assert doctor(folder, target="clay").refusals == ()
 
 
-def test_one_source_or_one_class_is_refused(folder, put, tmp_path):
-    assert doctor(folder, target="photo").refusals[0].reason == "There is one source domain only (sketch)."
+def test_one_source_is_told_what_it_practises_on(folder):
+    found = doctor(folder, target="photo")
+    assert found.refusals == ()
+    assert any("Practise on corrupted copies of its images (speckle_noise" in line for line in found.plan)
+    assert not any("Practise" in line for line in doctor(folder).plan)
+
+
+def test_no_source_or_one_class_is_refused(folder, put, tmp_path):
+    assert doctor(folder, target=("photo", "sketch")).refusals[0].reason == "There is no source domain."
     put("single/a/x/1.png")
     put("single/b/x/1.png")
     assert doctor(tmp_path / "single").refusals[0].reason == "There is one class only."

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from sourceward.data.dataset import DomainDataset, ImageItem, build
 from sourceward.data.decode import Geometry, decode_image, geometry, resize_arrays
@@ -86,9 +87,26 @@ def _corrupt_arrays(pixels: np.ndarray, name: str, severity: int, seed: int, chu
     """uint8 (N, 3, H, W) corrupted in batches; seed, name and severity decide the noise."""
     from sourceward.data.corruptions import corrupt
 
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}{name}{severity}".encode()))
+    generator = corruption_noise(torch.device("cpu"), f"{name}{severity}", seed)
     parts = torch.from_numpy(np.ascontiguousarray(pixels)).split(chunk)
     return torch.cat([corrupt(part, name, severity, generator=generator) for part in parts]).numpy()
+
+
+def corruption_noise(device: torch.device, name: str, seed: int) -> torch.Generator:
+    """The randomness of one corruption."""
+    return torch.Generator(device).manual_seed(zlib.crc32(f"{seed}{name}".encode()))
+
+
+def corrupt_in_turn(images: Tensor, name: str, first: int, generator: torch.Generator) -> Tensor:
+    """uint8 (N, 3, H, W) under one corruption, image i at severity (first + i) mod 5 + 1."""
+    from sourceward.data.corruptions import corrupt
+
+    copies = torch.empty_like(images)
+    for severity in range(1, 6):
+        rows = slice((severity - 1 - first) % 5, None, 5)
+        if len(images[rows]):
+            copies[rows] = corrupt(images[rows], name, severity, generator=generator)
+    return copies
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,11 +183,9 @@ def refuse(sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: b
     found = []
     if len(sources.classes) < 2:
         found.append(Refusal("There is one class only.", "Add samples of at least one other class."))
-    if len(sources.domain_names) < 2:
-        reason = f"There is one source domain only ({', '.join(sources.domain_names) or 'none'})."
-        found.append(
-            Refusal(reason, "Add a domain: the energy of a source learns from samples of the others.")
-        )
+    if not len(sources):
+        found.append(Refusal("There is no source domain.", "Leave a domain to train on out of --target."))
+        return tuple(found)
     missing = sources.missing_classes()
     if missing and not allow_missing:
         domain, label = missing[0]
@@ -220,9 +218,20 @@ def _plan(dataset: DomainDataset, sources: DomainDataset) -> tuple[str, ...]:
         f"Select on {len(val):,} source {_noun(dataset)}, {by}.",
         f"Leave out {', '.join(held)}." if held else "Use every domain as a source; --target leaves one out.",
     ]
+    if len(sources.domain_names) == 1:
+        lines.append(f"Practise on {_practice(dataset)}: there is one source, and no other to learn from.")
     if dataset.kind == "image":
         lines.append(f"Decoded to 224 x 224 the images take {len(dataset) * 3 * 224 * 224 / 1e9:.1f} GB.")
     return tuple(lines)
+
+
+def _practice(dataset: DomainDataset) -> str:
+    """What the energy of a lone source starts its chains from."""
+    if dataset.kind != "image":
+        return "its own features under noise"
+    from sourceward.data.corruptions import EXTRA_CORRUPTIONS
+
+    return f"corrupted copies of its images ({', '.join(EXTRA_CORRUPTIONS)})"
 
 
 def _noun(dataset: DomainDataset) -> str:
