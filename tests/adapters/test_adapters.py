@@ -19,6 +19,7 @@ from sourceward.adapters.peer import Peer
 from sourceward.inputs import tensor_hash
 from sourceward.nn import HEADS, Network
 from sourceward.nn.backbones import create_backbone
+from sourceward.nn.backbones.backbone import ROTATION
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings
 from tests.helpers import make_generator
@@ -45,6 +46,8 @@ def make_image_network(head: str = "prototype") -> Network:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         backbone = create_backbone("tiny:conv", image_size=16)
+        backbone.add_auxiliary(ROTATION, 4)
+        torch.nn.init.normal_(backbone.auxiliary[ROTATION].weight, std=0.1)
     network = Network(SOURCES, CLASSES, backbone.dim, head, backbone)
     network.reset_parameters(make_generator())
     network.eval()
@@ -63,13 +66,13 @@ def make_images(rows: int = 20) -> torch.Tensor:
 def quick(name: str, **options):
     """With options that keep a test short, and steps that are large enough to see."""
     kind = ADAPTERS[name]
-    wanted = {"batch_size": 4, "views": 3, "num_steps": 2, "rate": 1e-2, **options}
+    wanted = {"batch_size": 4, "views": 2, "copies": 3, "num_steps": 2, "rate": 1e-2, **options}
     if issubclass(kind, Peer):
         options = {k: v for k, v in wanted.items() if k in kind.__dataclass_fields__}
     return create_adapter(name, **options)
 
 
-def ready(adapter, head: str = "prototype", rows: int = 20):
+def ready(adapter, head: str = "prototype", rows: int = 9):
     """A network the adapter can serve, and rows for it."""
     if adapter.reads == "inputs":
         return make_image_network(head), make_images(rows)
@@ -84,11 +87,13 @@ def settings(**options) -> AdaptSettings:
 PEERS = [name for name in list_adapters() if issubclass(ADAPTERS[name], Peer)]
 every = pytest.mark.parametrize("name", list_adapters())
 every_peer = pytest.mark.parametrize("name", PEERS)
-ROWS = [(name, n) for name in list_adapters() for n in ((0, 1, 21) if name in PEERS else (0, 1, 20, 600))]
+OURS = [name for name in list_adapters() if name not in PEERS]
+CASES = [(name, head, rows) for name in OURS for head in HEADS for rows in (0, 1, 20, 600)]
+CASES += [(name, head, 9) for name in PEERS for head in HEADS]
+CASES += [(name, "prototype", rows) for name in PEERS for rows in (0, 1)]
 
 
-@pytest.mark.parametrize("head", list(HEADS))
-@pytest.mark.parametrize(("name", "rows"), ROWS)
+@pytest.mark.parametrize(("name", "head", "rows"), CASES)
 def test_shapes_and_values(name, head, rows):
     adapter = quick(name)
     if name == "tent_latent" and head == "linear":
@@ -183,7 +188,7 @@ def test_without_an_update_a_peer_is_no_adaptation(name, head):
     network, inputs = ready(adapter, head)
     features = inputs if adapter.reads == "features" else network.features(inputs)
     expected = create_adapter("none")(network, features)
-    if adapter.reads == "inputs" and name != "memo":  # these take the batch's own statistics
+    if adapter.reads == "inputs" and name not in ("memo", "ttt"):  # these take the batch's own statistics
         expected = create_adapter("batchnorm", batch_size=4)(network, inputs)
     adapted = adapter(network, inputs)
     np.testing.assert_allclose(adapted.probabilities, expected.probabilities, atol=1e-5)
