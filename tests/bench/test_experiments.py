@@ -1,0 +1,182 @@
+"""Every experiment of the paper in a small setting; on real features where they lie beside the checkout."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sourceward.bench.checkpoints import Training
+from sourceward.bench.experiments import EXPERIMENTS, Context, list_experiments
+from sourceward.bench.experiments.base import known_as
+from sourceward.bench.experiments.scores import Scores
+from sourceward.bench.reproduce import reproduce
+from sourceward.data import open_dataset
+from sourceward.errors import InputError
+from tests.helpers import make_domains
+from tests.tiny_runs import TINY, image_folder, tiny_texts
+
+QUICK = {"max_iter": 15, "batch_size": 16, "train_steps": 3, "chains": 8, "learning_rate": 0.03}
+DOMAINS = {
+    "gaps": "0 15 30 45 60 75 90",
+    "corruptions": "clean gaussian_noise fog spatter",
+}
+
+
+def feature_file(path, domains="a b c", rows=30):
+    names = domains.split()
+    X, y, domain = make_domains(rows=rows, dim=6, classes=3, sources=len(names))
+    arrays = {
+        "features": X,
+        "label": y,
+        "domain": domain,
+        "domains": np.array(names),
+        "classes": np.array(["x", "y", "z"]),
+    }
+    if "0" in names:
+        arrays["held_out"] = np.array(["0", "90"])
+    np.savez(path, **arrays)
+    return str(path)
+
+
+def context(file, out, **changes):
+    base = Context((file,), out, (0,), (), Training(QUICK, "cpu", False, True), 2, True)
+    return replace(base, **changes)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Models are trained once for all experiments."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_every_experiment_runs_small(name, runs, tmp_path):
+    file = feature_file(tmp_path / "features.npz", DOMAINS.get(name, "a b c"))
+    targets = () if name in DOMAINS else ("a",)
+    out = runs / name
+    results = reproduce(name, context(file, out, targets=targets), "sourceward reproduce")
+    assert json.loads((out / "results.json").read_text())["experiment"] == name
+    assert results["tables"][0]["rows"]
+    for table in results["tables"]:
+        for number, row in enumerate(table["rows"]):
+            assert len(row) == (1 if number in table["groups"] else len(table["header"]))
+    for figure in results["figures"]:
+        assert figure["caption"]
+        svg = (out / figure["file"]).read_text()
+        assert svg.startswith("<svg xmlns=")
+        assert (out / figure["file"]).with_suffix(".png").stat().st_size > 1000
+
+
+def test_every_experiment_of_the_paper_is_there():
+    assert {e.name for e in list_experiments()} == {
+        "ablation",
+        "comparison",
+        "steps",
+        "per-source",
+        "aggregation",
+        "latent",
+        "cost",
+        "gaps",
+        "corruptions",
+        "maps",
+        "trajectories",
+        "latent-map",
+    }
+
+
+def test_the_ablation_turns_latent_and_adaptation_off(tmp_path):
+    file = feature_file(tmp_path / "f.npz")
+    numbers = reproduce("ablation", context(file, tmp_path / "out", targets=("a",)))["numbers"]["rows"]
+    assert list(numbers) == [
+        f"{latent}, {how}" for latent in ("no latent", "latent") for how in ("no adaptation", "adapted")
+    ]
+    assert numbers["latent, adapted"]["against"] == "latent, no adaptation"
+
+
+def test_zero_steps_of_the_oracle_are_those_of_the_prior(tmp_path):
+    """Without a step z has no say in a prototype head: the oracle gains by its walk alone."""
+    file = feature_file(tmp_path / "f.npz")
+    numbers = reproduce("steps", context(file, tmp_path / "out", targets=("a",)))["numbers"]
+    assert numbers["accuracy"]["ORACLE z"][0] == numbers["accuracy"]["p(z|x)"][0]
+    for energies in numbers["energy"].values():
+        assert energies[-1] <= energies[0]
+
+
+def test_published_numbers_stand_beside_ours_for_their_data(tmp_path):
+    domains = "art_painting cartoon photo sketch"
+    file = feature_file(tmp_path / "f.npz", domains)
+    assert known_as(open_dataset(file)) == "pacs"
+    table = reproduce("ablation", context(file, tmp_path / "out", targets=("photo",)))["tables"][0]
+    rows = {row[0]: row for row in table["rows"]}
+    quoted = next(row for name, row in rows.items() if name.startswith("latent, adapted, resnet18"))
+    assert quoted[1:3] == ["96.0", "84.9"]
+    assert "Xiao et al., ICLR 2023" in quoted[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("gaps", "needs domains that are angles.*has a, b, c: 0, 15"),
+        ("corruptions", "needs features with a domain 'clean'.*has a, b, c"),
+    ],
+)
+def test_data_that_cannot_serve_is_told_why(tmp_path, name, says):
+    file = feature_file(tmp_path / "f.npz")
+    with pytest.raises(InputError, match=says):
+        reproduce(name, context(file, tmp_path / "out"))
+
+
+def test_texts_cannot_be_corrupted(tmp_path):
+    data = tiny_texts()
+    training = Training(backbone="tiny:text", weights=None)
+    with pytest.raises(InputError, match="holds texts"):
+        reproduce("corruptions", context("", tmp_path, data=(data,), training=training))
+
+
+def test_z_needs_a_head_that_has_it(tmp_path):
+    file = feature_file(tmp_path / "f.npz")
+    linear = Training({**QUICK, "head": "linear"}, "cpu")
+    with pytest.raises(InputError, match="Use --set head=pooled"):
+        reproduce("latent", context(file, tmp_path / "out", targets=("a",), training=linear))
+
+
+def test_images_are_corrupted_and_walked(tmp_path):
+    """Raw images: their corruptions through a frozen backbone, and a map through `fit`."""
+    folder = str(image_folder(tmp_path / "images"))
+    settings = {k: v for k, v in TINY.items() if k in QUICK} | {"image_size": 16}
+    training = Training(settings, "cpu", backbone="tiny:conv", weights=None, freeze=True)
+    asked = context(folder, tmp_path / "c", training=training)
+    header = reproduce("corruptions", asked)["tables"][0]["header"]
+    assert header[1:3] == ["gaussian_noise", "contrast"]
+    results = reproduce("maps", replace(asked, out=tmp_path / "m", targets=("c",)))
+    assert [figure["file"] for figure in results["figures"]] == ["map-images-c.svg"]
+
+
+def test_on_real_features(shared, tmp_path):
+    """Frozen features of PACS: the energies fall, and a walk of a few steps does not hurt on photos."""
+    file = shared / "data" / "banks" / "pacs_mobilenetv2_frozen_without_photo.npz"
+    if not file.exists():
+        pytest.skip("the feature banks are not in ../shared/data")
+    training = Training({"max_iter": 40, "batch_size": 64, "chains": 8}, "cpu", False, True)
+    results = reproduce("per-source", context(str(file), tmp_path, training=training, num_steps=5))
+    sources = results["numbers"]["sources"]
+    assert len(sources) == 3
+    for numbers in sources.values():
+        assert numbers["energy_after"] < numbers["energy_before"]
+
+
+def test_scores_are_means_of_targets_and_seeds():
+    scores = Scores()
+    for row, shares in (("a", (0.5, 1.0)), ("b", (0.75, 1.0))):
+        for place, share in zip(("d/x", "d/y"), shares):
+            for seed in (0, 1):
+                scores.add(row, place, seed, np.arange(100) < 100 * share - 10 * seed)
+    numbers = scores.numbers({"b": "a"})
+    assert numbers["a"]["mean"] == pytest.approx(0.70)
+    assert numbers["a"]["std"] == pytest.approx(0.1 / np.sqrt(2))
+    assert numbers["b"]["gain"] == pytest.approx(0.125)
+    assert numbers["b"]["gain_low"] <= 0.125 <= numbers["b"]["gain_high"]
+    table = scores.table("x", {"b": "a"})
+    assert table.header == ["x", "x", "y", "mean", "difference"]
+    assert table.rows[0] == ["a", "45.0 ± 7.1", "95.0 ± 7.1", "70.0 ± 7.1", ""]

@@ -1,0 +1,39 @@
+"""`sourceward reproduce`, `list experiments` and `report`, as they are typed."""
+
+import subprocess
+import sys
+
+from tests.bench.test_experiments import feature_file
+
+
+def sourceward(*arguments):
+    return subprocess.run([sys.executable, "-m", "sourceward", *arguments], capture_output=True, text=True)
+
+
+def test_an_experiment_and_its_page(tmp_path):
+    one, two = (feature_file(tmp_path / f"{name}.npz") for name in ("one", "two"))
+    quick = [f"--set={k}" for k in ("max_iter=3", "batch_size=8", "train_steps=2", "chains=4")]
+    out = tmp_path / "out"
+    done = sourceward(
+        *("reproduce", "aggregation", "--data", one, two, "--targets", "a"),
+        *("--out", str(out), "--num-steps", "2", "--device", "cpu", *quick),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "closest" in done.stdout
+    assert "one/a" in done.stdout
+    assert "two/a" in done.stdout
+    done = sourceward("report", str(out))
+    assert done.returncode == 0, done.stderr
+    html = (out / "report.html").read_text()
+    assert "sourceward reproduce aggregation" in html
+    assert "ORACLE: best source" in html
+    assert "http" not in html
+
+
+def test_unknown_experiments_get_the_nearest_names(tmp_path):
+    done = sourceward("reproduce", "ablations", "--data", str(tmp_path / "x.npz"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "Unknown experiment 'ablations'. Did you mean 'ablation'?" in done.stderr
+    done = sourceward("list", "experiments", "latent*")
+    assert done.stdout.splitlines()[0] == "latent"
+    assert "x against z" in done.stdout

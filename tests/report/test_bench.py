@@ -1,0 +1,147 @@
+"""The page of a bench: what it says, and what it says only when it can."""
+
+import json
+import re
+
+import pytest
+
+from sourceward.bench.checkpoints import Training
+from sourceward.bench.protocol import Plan, bench
+from sourceward.bench.specs import parse_specs
+from sourceward.errors import InputError
+from sourceward.report.bench import bench_page, headline
+from sourceward.report.page import render
+from sourceward.report.results import report_page
+from sourceward.report.subject import choose_subject
+from tests.bench.test_protocol import QUICK, feature_file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("bench")
+    file = feature_file(out / "features.npz")
+    specs = parse_specs(["linear", "ebtsa", "t3a", "tent"], [2, 4, 8])
+    training = Training(QUICK | {"learning_rate": 0.05}, "cpu")
+    results = bench(Plan((file,), specs, seeds=(0, 1), training=training), out)
+    (out / "results.json").write_text(json.dumps({"command": "sourceward bench f.npz", **results}))
+    return out
+
+
+@pytest.fixture
+def results(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_a_page_answers_every_question(folder):
+    html = render(report_page(folder))
+    for title in (
+        "Does it help?",
+        "On which targets?",
+        "How many steps?",
+        "Which classes?",
+        "What is taken for what?",
+        "Can an answer be trusted?",
+        "Settings",
+        "Run it again: sourceward bench f.npz",
+        "95 % paired bootstrap interval over samples and seeds",
+        "Adapters that do not apply to this data: tent.",
+    ):
+        assert title in html, title
+    assert not re.search(r"<script|https?:|@import|<link", html)
+    assert html.count("<svg") == 8
+    assert html.count("<figcaption>") == 6
+
+
+@pytest.mark.parametrize(
+    ("low", "gain", "high", "says"),
+    [
+        (0.01, 0.02, 0.03, "Adaptation (4 steps) helps"),
+        (-0.01, 0.02, 0.03, "Adaptation (4 steps) makes no clear difference"),
+        (-0.03, -0.02, -0.01, "Adaptation (4 steps) hurts"),
+    ],
+)
+def test_the_headline_follows_the_interval(results, low, gain, high, says):
+    subject = choose_subject(results, "ebtsa:num_steps=4")
+    subject.row.update({"gain_low": low, "gain": gain, "gain_high": high})
+    assert headline(subject).startswith(says)
+    assert f"{100 * gain:+.1f} points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}" in headline(
+        subject
+    )
+
+
+def test_the_subject_is_never_an_oracle(results):
+    for row in results["table"]:
+        row["oracle"] = row["adapter"].startswith("selected:")
+    results["table"] = [r for r in results["table"] if r["oracle"] or r["adapter"] in ("none", "t3a")]
+    for row in results["table"]:
+        if row["oracle"]:
+            row["adapter"] = "oracle:ebtsa"
+    assert choose_subject(results).row["adapter"] == "t3a"
+
+
+def test_a_selected_row_is_followed_from_cell_to_cell(results):
+    row = next(row for row in results["table"] if row["adapter"] == "selected:ebtsa")
+    keys = ["none", "ebtsa:num_steps=2", "ebtsa:num_steps=8"]
+    row["chosen"] = {key: keys[i % 3] for i, key in enumerate(row["chosen"])}
+    subject = choose_subject(results, "selected:ebtsa")
+    for cell in subject.cells:
+        chosen = row["chosen"][f"{cell['data']}/{cell['target']}/{cell['seed']}"]
+        assert subject.numbers(cell) is cell["adapters"][chosen]
+
+
+def test_pictures_texts_and_ids_of_samples(results, folder, tmp_path):
+    subject = choose_subject(results, "ebtsa:num_steps=8")
+    key = subject.numbers(subject.cells[0])["cell"]
+    (tmp_path / "cells").mkdir()
+    base = {"true": "x", "before": "y", "after": "x", "p_before": 0.1, "p_after": 0.9, "id": "row 7"}
+    shown = [
+        base | {"kind": "saved", "picture": "data:image/jpeg;base64,AAAA"},
+        base | {"kind": "saved", "text": "a <text>"},
+        base | {"kind": "lost"},
+    ]
+    (tmp_path / "cells" / f"{key}.json").write_text(json.dumps({"samples": shown}))
+    html = render(bench_page(results, tmp_path, "ebtsa:num_steps=8"))
+    for part in (
+        "Samples that were saved",
+        "Samples that were lost",
+        "a &lt;text&gt;",
+        "row 7",
+        'class="photo"',
+    ):
+        assert part in html, part
+
+
+def test_a_page_without_cells_says_nothing_of_samples(results, tmp_path):
+    assert "Samples that were" not in render(bench_page(results, tmp_path))
+
+
+def test_a_promise_stands_beside_what_came(results, tmp_path):
+    for cell in results["cells"]:
+        cell["promise"] = {"gain": 0.03, "low": 0.01, "high": 0.05}
+    html = render(bench_page(results, tmp_path))
+    assert "Promised before the target was seen: +3.0 points" in html
+    assert '<th scope="col">promised</th>' in html
+
+
+def test_nothing_finished_is_a_page_too(results, tmp_path):
+    results |= {
+        "table": [],
+        "cells": [],
+        "failed": [{"adapter": "none", "reason": "No memory.", "target": "a"}],
+    }
+    html = render(bench_page(results, tmp_path))
+    assert "No cell finished." in html
+    assert "none failed in some cells: No memory." in html
+
+
+def test_bad_folders_and_adapters(folder, tmp_path):
+    with pytest.raises(InputError, match=r"Expected results\.json in"):
+        report_page(tmp_path)
+    with pytest.raises(InputError, match="Did you mean 'ebtsa:num_steps=8'"):
+        report_page(folder, "ebtsa:num_steps=9")
+    (tmp_path / "results.json").write_text("{broken")
+    with pytest.raises(InputError, match="is damaged"):
+        report_page(tmp_path)
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(InputError, match="of an earlier kind"):
+        report_page(tmp_path)
