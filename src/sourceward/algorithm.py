@@ -84,7 +84,7 @@ def objective(
         theta = ChainWeights.of(frozen)
         bias = theta.bias(start_latent)
         chain = walk(
-            "langevin", start, theta, bias, settings.step, settings.num_steps, generator, record=True
+            "langevin", start, theta, bias, settings.step, settings.num_steps, generator, record="origins"
         )
     replay.push(chain.feature, start_label)
 
@@ -101,15 +101,14 @@ def objective(
     step_bias = start_bias.repeat(1, steps, 1) if start_latent is not None else start_bias
     origins = origins.transpose(0, 1).flatten(1, 2)
     moved = guided_step(weights, origins, step_bias, settings.step.step_size, settings.step.clip)
-    moved_latent = None if start_latent is None else start_latent.repeat(1, steps, 1)
+    reads = start_latent is not None and network.head.reads_latent
+    moved_latent = start_latent.repeat(1, steps, 1) if reads else None
     moved_label = start_label.repeat(1, steps)
-    guided = Guided(
-        energy(frozen, moved, step_bias.detach()),
-        frozen_call(network.head, moved, moved_latent, class_latent),
-        moved_label,
-        None if class_posterior is None else class_posterior.detach().gather(moved_label),
-        frozen_call(network.latent, moved) if network.latent and settings.coefficients.guide_kl else None,
-    )
+    moved_energy = energy(frozen, moved, step_bias.detach())
+    guided = Guided(moved_energy, frozen_call(network.head, moved, moved_latent, class_latent), moved_label)
+    if class_posterior is not None and settings.coefficients.guide_kl:
+        moved_posterior = class_posterior.detach().gather(moved_label)
+        guided = guided._replace(posterior=moved_posterior, prior=frozen_call(network.latent, moved))
 
     equation = eq7 if network.latent is None else eq10
     positive = Positive(logits, label, own_energy, posterior, prior)

@@ -90,8 +90,7 @@ class StackedEnergy(nn.Module):
 
         def mask(matrix: Tensor) -> Tensor:
             shape = (matrix.shape[0], batch, matrix.shape[1])
-            kept = torch.rand(shape, generator=generator, device=matrix.device) < keep
-            return kept.to(matrix.dtype) / keep
+            return matrix.new_empty(shape).bernoulli_(keep, generator=generator).div_(keep)
 
         return Masks(mask(self.matrices[0]), mask(self.matrices[1]))
 

@@ -21,6 +21,9 @@ class Head(nn.Module):
     uses_latent: bool = True
     """Whether there is a latent network at all; without it the energy is E(x) and the loss is eq. 7."""
 
+    reads_latent: bool = False
+    """Whether it looks at the sample's own z, and not at those of the classes alone."""
+
     pooled: bool = False
     """Whether the class centres of all sources together give a second classifier that votes too."""
 
@@ -64,6 +67,8 @@ class PooledPrototypeHead(PrototypeHead):
 @HEADS.register("concat")
 class ConcatHead(Head):
     """[x, z] through one hidden layer."""
+
+    reads_latent = True
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__(dim, classes)

@@ -17,7 +17,7 @@ from sourceward.functional.noise import keyed_normals as many_normals
 from sourceward.functional.rows import matmul
 from sourceward.samplers.accept import ACCEPT_RULES
 from sourceward.samplers.base import StepSettings
-from sourceward.samplers.run import Chain
+from sourceward.samplers.run import Chain, Record
 
 Normals = Callable[[int, int], Tensor]
 """`normals(k, n)` are the normals of steps k to k + n: (n, sources or 1, batch, dim), new memory."""
@@ -38,7 +38,7 @@ def fused_langevin(
     num_steps: int,
     normals: Normals,
     *,
-    record: bool = False,
+    record: Record = False,
     stop_below: Tensor | None = None,
 ) -> Chain:
     """Take `num_steps` Langevin steps from `feature` on the energies of all sources.
@@ -50,14 +50,17 @@ def fused_langevin(
         settings: of each step; the accept rule is one of `RULES`.
         num_steps: 0 returns the starts themselves.
         normals: `normals(k, n)` gives the noise of steps k to k + n.
-        record: keep trajectory, energies and origins.
+        record: keep trajectory, energies and origins, or the "origins" alone.
         stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
     """
     x, a = feature, weights.first(feature, bias)
     energy = before = weights.energy(a)
     accepts = ACCEPT_RULES[settings.accept]
     taken = torch.zeros_like(energy, dtype=torch.int64)
-    points, values, origins = [feature], [energy], []
+    points, values = [feature], [energy]
+    # Steps beside the batch, so that training takes all steps as one batch without a copy.
+    shape = (len(feature), num_steps, *feature.shape[1:])
+    origins = feature.new_empty(shape) if record else None
     together = max(1, NOISE_ROWS // max(feature.shape[1], 1))
     for first in range(0, num_steps, together):
         count = min(together, num_steps - first)
@@ -77,18 +80,19 @@ def fused_langevin(
             x, a = torch.where(row, move.add_(origin), x), torch.where(row, a_new, a)
             energy = torch.where(accepted, e_new, energy)
             taken += accepted
-            if record:
+            if origins is not None:
+                origins[:, first + k] = origin
+            if record is True:
                 points.append(x)
                 values.append(energy)
-                origins.append(origin)
     return Chain(
         x,
         before,
         energy,
         taken,
-        torch.stack(points) if record else None,
-        torch.stack(values) if record else None,
-        torch.stack(origins) if origins else None,
+        torch.stack(points) if record is True else None,
+        torch.stack(values) if record is True else None,
+        origins.transpose(0, 1) if origins is not None and num_steps else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from sourceward.samplers.base import SAMPLERS, Noise, State, StepSettings, Targe
 
 NoiseSource = Callable[[int], Noise]
 """`noise(k)` is the randomness of step k."""
+
+Record = bool | Literal["origins"]
+"""What a chain keeps: nothing, everything, or where it took its gradients."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def run(
     num_steps: int,
     noise: NoiseSource,
     *,
-    record: bool = False,
+    record: Record = False,
     stop_below: Tensor | None = None,
 ) -> Chain:
     """Take `num_steps` steps from `feature` on `target`.
@@ -51,7 +54,7 @@ def run(
         settings: of each step.
         num_steps: at most this many; 0 returns the starts themselves.
         noise: `noise(k)` gives the randomness of step k: see `keyed_noise` and `generator_noise`.
-        record: keep trajectory, energies and origins.
+        record: keep trajectory, energies and origins, or the "origins" alone.
         stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
     """
     step = SAMPLERS[sampler]
@@ -71,16 +74,17 @@ def run(
         state = new
         taken += info.accepted & active
         if record:
+            origins.append(info.origin)
+        if record is True:
             points.append(state.feature)
             values.append(state.energy)
-            origins.append(info.origin)
     return Chain(
         state.feature,
         energy,
         state.energy,
         taken,
-        torch.stack(points) if record else None,
-        torch.stack(values) if record else None,
+        torch.stack(points) if record is True else None,
+        torch.stack(values) if record is True else None,
         torch.stack(origins) if origins else None,
     )
 

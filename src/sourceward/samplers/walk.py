@@ -6,7 +6,7 @@ from torch import Tensor
 from sourceward.functional import ChainWeights
 from sourceward.samplers.base import StepSettings, Target
 from sourceward.samplers.fused import RULES, fused_langevin, generator_normals, keyed_normals
-from sourceward.samplers.run import Chain, generator_noise, keyed_noise, run
+from sourceward.samplers.run import Chain, Record, generator_noise, keyed_noise, run
 
 
 @torch.no_grad()
@@ -19,7 +19,7 @@ def walk(
     num_steps: int,
     noise: Tensor | torch.Generator | None,
     *,
-    record: bool = False,
+    record: Record = False,
     stop_below: Tensor | None = None,
 ) -> Chain:
     """Take `num_steps` steps from `feature` (sources, batch, dim) on the energies of all sources.
@@ -32,7 +32,7 @@ def walk(
         settings: of each step.
         num_steps: 0 returns the starts themselves.
         noise: (batch,) keys of the samples, or a generator (training).
-        record: keep trajectory, energies and origins.
+        record: keep trajectory, energies and origins, or the "origins" alone.
         stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
     """
     keyed = isinstance(noise, Tensor)
