@@ -75,7 +75,7 @@ class TestTimeTraining(Peer):
                     optimizer.step()
                 answers.append(student.answer(sample))
                 with torch.no_grad():
-                    torch._foreach_copy_(learned, original)
+                    torch._foreach_copy_(list[Tensor](learned), original)
             feature, vote, per_source = zip(*answers)
             yield Response(torch.cat(feature), torch.cat(vote), torch.cat(per_source, dim=1))
 

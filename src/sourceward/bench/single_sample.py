@@ -121,7 +121,7 @@ class SingleSample:
         generator = torch.Generator().manual_seed(self.seed)
         dim = parts[0][0].shape[1]
         generate = WeightGenerator(dim)
-        for layer in generate.children():
+        for layer in (generate.hidden, generate.mean, generate.std):
             for parameter in layer.parameters():
                 bound = layer.in_features**-0.5
                 parameter.data.copy_(torch.rand(parameter.shape, generator=generator) * 2 * bound - bound)
