@@ -14,7 +14,7 @@ from sourceward.bench.specs import Spec, parse_specs
 from sourceward.data import open_dataset
 from sourceward.errors import InputError
 from tests.helpers import make_domains
-from tests.tiny_runs import TINY, image_folder
+from tests.tiny_runs import FINETUNE, TINY, image_folder
 
 QUICK = {"max_iter": 5, "batch_size": 8, "train_steps": 2, "chains": 4}
 
@@ -240,7 +240,7 @@ def test_a_stream_is_shuffled_and_put_back(file, tmp_path):
 
 def test_images_go_through_fit(tmp_path):
     folder = image_folder(tmp_path / "images")
-    training = Training({**TINY, "image_size": 16}, "cpu", backbone="tiny:conv", weights=None)
+    training = Training({**TINY, **FINETUNE, "image_size": 16}, "cpu", backbone="tiny:conv", weights=None)
     specs = parse_specs(["ebtsa:num_steps=2", "batchnorm:batch_size=8"])
     chosen = Plan((str(folder),), specs, ("c",), training=training)
     results = bench(chosen, tmp_path / "out")

@@ -54,7 +54,15 @@ def test_a_page_holds_every_part_and_escapes_text(chart):
         [Card(figures.pixels_png(np.zeros((2, 2), np.uint8)), "a card", "of text", chart, good=False)],
     )
     html = render(Page("title", "headline", ["note"], [section], ["footer"]))
-    for part in ("a &lt; b", "headline", "note", "<caption>see", 'class="strong"', "a card", "footer"):
+    for part in (
+        "a &lt; b",
+        "headline",
+        "note",
+        '<p class="caption">see',
+        'class="strong"',
+        "a card",
+        "footer",
+    ):
         assert part in html
     assert html.count("<svg") == 3
     assert html.index("headline") < html.index("First")

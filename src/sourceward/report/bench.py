@@ -1,5 +1,6 @@
 """The page of a bench: does adaptation help here, by how much, how sure, where, and whom does it cost?"""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ def bench_page(results: dict[str, Any], folder: Path, adapter: str | None = None
         parts.trust(subject),
         _settings(results),
     ]
-    return Page(title, headline(subject), notes(results, subject), [s for s in sections if s], footer)
+    # A number stays on the line of its unit.
+    told = headline(subject).replace(" %", "\u00a0%")
+    return Page(title, told, notes(results, subject), [s for s in sections if s], footer)
 
 
 def headline(subject: Subject) -> str:
@@ -132,11 +135,19 @@ def _promise(subject: Subject) -> list[str]:
 
 
 def _settings(results: dict[str, Any]) -> Section:
-    rows = [[name, _plain(value)] for name, value in results["settings"].items()]
+    rows = [[name, _plain(value)] for name, value in _flat(results["settings"])]
     return Section("Settings", tables=[Table(["setting", "value"], rows)])
 
 
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {_plain(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "-"
     return "-" if value is None else str(value)

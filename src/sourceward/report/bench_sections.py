@@ -14,6 +14,8 @@ from sourceward.report.subject import NONE, Subject
 
 MANY_CLASSES = 24
 CARDS = 8
+GLUE = "\u00a0"
+"""Between what stays on one line."""
 
 
 def contestants(results: dict[str, Any]) -> Section:
@@ -42,7 +44,7 @@ def contestants(results: dict[str, Any]) -> Section:
         xlabel="points above no adaptation",
     )
     chart = figures.to_svg(
-        draw, (7.0, 0.9 + 0.34 * len(shown)), "difference of each contestant to no adaptation"
+        draw, (5.0, 0.8 + 0.27 * len(shown)), "difference of each contestant to no adaptation"
     )
     caption = (
         "Difference to no adaptation with its 95 % interval. One that crosses the line is no clear "
@@ -82,7 +84,7 @@ def targets(subject: Subject) -> Section:
         high=high,
         xlabel="gain in points",
     )
-    chart = figures.to_svg(draw, (7.0, 0.9 + 0.36 * len(each)), "gain on each target")
+    chart = figures.to_svg(draw, (5.0, 0.8 + 0.3 * len(each)), "gain on each target")
     caption = "Blue: a clear gain. Orange: a clear loss. Grey: the interval holds 0."
     text = (
         f"{subject.row['label']}. Saved: wrong without, right with; lost: the other way round; mean over "
@@ -149,7 +151,7 @@ def classes(subject: Subject) -> Section | None:
     ]
     before, after = (np.array([shares[name][i] for name in ordered]) for i in (1, 2))
     draw = partial(figures.draw_pairs, names=ordered, before=before, after=after, xlabel="accuracy, %")
-    chart = figures.to_svg(draw, (7.0, 0.9 + 0.32 * len(ordered)), "accuracy of each class, without and with")
+    chart = figures.to_svg(draw, (5.0, 0.8 + 0.25 * len(ordered)), "accuracy of each class, without and with")
     caption = "Hollow: without. Filled: with. See whether a gain is paid for by a few classes."
     table = Table(["class", "samples", "without, %", "with, %", "change"], rows)
     return Section("Which classes?", text, [table], [Figure([chart], caption)])
@@ -228,7 +230,7 @@ def _spread_out(entries: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, di
 
 def _card(target: str, sample: dict[str, Any]) -> Card:
     title = f"{sample['true']}: said {sample['before']}, then {sample['after']}"
-    text = f"{target}; p({sample['true']}) {sample['p_before']:.2f} to {sample['p_after']:.2f}"
+    text = f"target {target}; p({sample['true']}) {sample['p_before']:.2f} to {sample['p_after']:.2f}"
     quote = sample.get("text", "" if "picture" in sample else sample["id"])
     return Card(sample.get("picture", ""), title, text, good=sample["kind"] == "saved", quote=quote)
 
@@ -246,20 +248,19 @@ def trust(subject: Subject) -> Section | None:
     for label, source in (("without", subject.before), ("with", subject.numbers)):
         found = [source(cell) for cell in subject.cells if "trust" in source(cell)]
         for signal in dict.fromkeys(name for numbers in found for name in numbers["trust"]):
-            if label == "without" and signal == "energy after":
-                continue  # the same as before: nothing moved
+            if signal == ("energy after" if label == "without" else "energy before"):
+                continue  # the energy that belongs to this answer is the other one
             own = [numbers["trust"][signal] for numbers in found if signal in numbers["trust"]]
             scores = [t["auroc"] for t in own if t["auroc"] is not None]
             curve = {s: float(np.mean([t["selective"][s] for t in own])) for s in own[0]["selective"]}
             rows.append(
                 [
-                    f"{signal}, {label}",
+                    f"{signal.split()[0]}, {label}",
                     f"{np.mean(scores):.3f}" if scores else "-",
                     *(f"{100 * curve[s]:.1f}" for s in curve),
                 ]
             )
-            if signal != "energy before":
-                curves[f"{signal}, {label}"] = [100 * value for value in curve.values()]
+            curves[f"{signal.split()[0]}, {label}"] = [100 * value for value in curve.values()]
     if not rows:
         return None
     shares = [float(s) for s in curve]
@@ -274,7 +275,7 @@ def trust(subject: Subject) -> Section | None:
         "between "
         f"confidence and accuracy): {100 * error[0]:.1f} points without, {100 * error[1]:.1f} with."
     )
-    header = ["signal", "AUROC", *(f"{100 * s:.0f} % answered" for s in shares)]
+    header = ["signal", "AUROC", *(f"best {100 * s:.0f}{GLUE}%" for s in shares)]
     draw = partial(
         figures.draw_lines,
         x=[100 * s for s in shares],
@@ -310,13 +311,13 @@ def cost(row: dict[str, Any]) -> str:
 
 
 def spread(numbers: dict[str, Any]) -> str:
-    std = "" if numbers["std"] is None else f" ± {100 * numbers['std']:.1f}"
+    std = "" if numbers["std"] is None else f"{GLUE}±{GLUE}{100 * numbers['std']:.1f}"
     return f"{100 * numbers['mean']:.1f}{std}"
 
 
 def gain(numbers: dict[str, Any]) -> str:
     low, mid, high = (100 * numbers[key] for key in ("gain_low", "gain", "gain_high"))
-    return f"{mid:+.1f} ({low:+.1f} to {high:+.1f})"
+    return f"{mid:+.1f} ({low:+.1f}{GLUE}to{GLUE}{high:+.1f})"
 
 
 def _short(place: str) -> str:

@@ -13,7 +13,7 @@ def experiment_page(results: dict[str, Any], folder: Path) -> Page:
         for t in results["tables"]
     ]
     drawn = [
-        Figure([inline(folder / figure["file"])], figure["caption"])
+        Figure([inline(folder / figure["file"])], figure["caption"], wide=True)
         for figure in results["figures"]
         if (folder / figure["file"]).is_file()
     ]

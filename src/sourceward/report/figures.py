@@ -169,7 +169,8 @@ def draw_confusion(axes: Any, counts: np.ndarray, classes: Sequence[str], *, tit
             if len(classes) <= 10 and share[i, j] >= 0.005:
                 axes.text(j, i, f"{100 * share[i, j]:.0f}", ha="center", va="center", fontsize=8)
     size = 9 if len(classes) <= 10 else 6
-    axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=size)
+    turned = 90 if max(map(len, classes)) > 2 else 0
+    axes.set_xticks(range(len(classes)), classes, rotation=turned, fontsize=size)
     axes.set_yticks(range(len(classes)), classes, fontsize=size)
     axes.set(title=title, xlim=(-0.5, len(classes) - 0.5), ylim=(len(classes) - 0.5, -0.5), aspect="equal")
     axes.tick_params(length=0)

@@ -23,10 +23,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """SVG elements side by side where there is room; the caption says what to see."""
+    """SVG elements side by side where there is room; the caption says what to see.
+
+    A wide one keeps its size on a phone, where it is moved sideways.
+    """
 
     images: Sequence[str]
     caption: str
+    wide: bool = False
 
 
 @dataclass(frozen=True)
