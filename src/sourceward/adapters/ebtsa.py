@@ -46,7 +46,7 @@ class EnergyAdaptation:
 
     def __call__(self, network: Network, feature: Tensor) -> Adapted:
         network.eval()
-        keys = row_keys(feature.detach().cpu().numpy(), self.settings.seed).to(feature.device)
+        keys = row_keys(feature, self.settings.seed)
         starts = range(0, max(len(feature), 1), BLOCK)
         blocks = [self._block(network, feature[i : i + BLOCK], keys[i : i + BLOCK]) for i in starts]
 

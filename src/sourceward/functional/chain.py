@@ -13,6 +13,15 @@ from sourceward.functional.energy import EnergyWeights, swish
 from sourceward.functional.rows import laid_out, matmul
 
 
+class HalfWeights(NamedTuple):
+    """The large matrices of `ChainWeights`, as products take them on CUDA."""
+
+    up: Tensor
+    down: Tensor
+    narrow_up: Tensor
+    narrow_down: Tensor
+
+
 class ChainWeights(NamedTuple):
     """`EnergyWeights` of all sources, laid out for the chain: both directions contiguous."""
 
@@ -34,21 +43,24 @@ class ChainWeights(NamedTuple):
     """w2: (sources, 1, narrow)."""
     out_bias: Tensor
     """b2: (sources, 1)."""
+    half: "HalfWeights | None" = None
+    """On CUDA."""
 
     @classmethod
     def of(cls, weights: EnergyWeights) -> "ChainWeights":
         w = weights.detach()
-        return cls(
+        full = cls(
             laid_out(w.feature),
             w.feature.contiguous(),
             None if w.latent is None else laid_out(w.latent),
             w.hidden_bias.unsqueeze(1),
             laid_out(w.narrow),
             w.narrow.contiguous(),
-            w.narrow_bias.unsqueeze(1),
-            w.out.unsqueeze(1),
-            w.out_bias.unsqueeze(1),
+            w.narrow_bias.unsqueeze(1).contiguous(),
+            w.out.unsqueeze(1).contiguous(),
+            w.out_bias.unsqueeze(1).contiguous(),
         )
+        return full._replace(half=full.halved()) if full.up.is_cuda else full
 
     def bias(self, latent: Tensor | None) -> Tensor:
         """Wz z + b0, constant along a chain: (sources, batch or 1, hidden)."""
@@ -68,11 +80,21 @@ class ChainWeights(NamedTuple):
 
     def energy_and_grad(self, a0: Tensor) -> tuple[Tensor, Tensor]:
         """E and dE/dx where the first layer gives `a0`: (sources, batch) and (sources, batch, dim)."""
+        value, back = self.backward_to_first(a0)
+        return value, matmul(back, self.down)
+
+    def backward_to_first(self, a0: Tensor) -> tuple[Tensor, Tensor]:
+        """E and dE/da0: (sources, batch) and (sources, batch, hidden)."""
         a1 = self._second(a0)
         value = self._value(a1)
         slope = (value * (1 - value)).unsqueeze(-1)
         back = matmul(_swish_backward(slope * self.out, a1), self.narrow_down)
-        return value, matmul(_swish_backward(back, a0), self.down)
+        return value, _swish_backward(back, a0)
+
+    def halved(self, dtype: torch.dtype = torch.bfloat16) -> "HalfWeights":
+        """The large matrices in a smaller type, for tensor cores."""
+        large = (self.up, self.down, self.narrow_up, self.narrow_down)
+        return HalfWeights(*(w.to(dtype) for w in large))
 
     def _second(self, a0: Tensor) -> Tensor:
         return matmul(swish(a0), self.narrow_up, self.narrow_bias)

@@ -1,9 +1,13 @@
 """The chain by its fastest way: fused where the settings allow, step by step otherwise."""
 
+import warnings
+from functools import cache
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from sourceward.functional import ChainWeights
+from sourceward.functional import ChainWeights, EnergyWeights
 from sourceward.samplers.base import StepSettings, Target
 from sourceward.samplers.fused import RULES, fused_langevin, generator_normals, keyed_normals
 from sourceward.samplers.run import Chain, Record, generator_noise, keyed_noise, run
@@ -37,8 +41,15 @@ def walk(
     """
     keyed = isinstance(noise, Tensor)
     if sampler == "langevin" and settings.accept in RULES:
-        normals = keyed_normals(noise, feature) if keyed else generator_normals(noise, feature)
-        return fused_langevin(
+        kernels = _kernels() if feature.is_cuda else None
+        if kernels is not None and not kernels.fits(weights, feature):
+            kernels = None
+        if keyed:
+            normals = (kernels.keyed_normals if kernels else keyed_normals)(noise, feature)
+        else:
+            normals = generator_normals(noise, feature)
+        fused = kernels.kernel_langevin if kernels else fused_langevin
+        return fused(
             weights, feature, bias, settings, num_steps, normals, record=record, stop_below=stop_below
         )
     target = Target(
@@ -47,3 +58,41 @@ def walk(
     )
     source = keyed_noise(noise, feature) if keyed else generator_noise(noise, feature)
     return run(sampler, feature, target, settings, num_steps, source, record=record, stop_below=stop_below)
+
+
+@cache
+def _kernels() -> Any:
+    """`samplers.kernels` where Triton is there and gives the right numbers on this device, else None."""
+    try:
+        from sourceward.samplers import kernels
+
+        _check(kernels)
+    except Exception as error:  # whatever a compiler for another machine may raise
+        warnings.warn(f"Triton kernels are off, chains run by torch alone: {error}", stacklevel=3)
+        return None
+    return kernels
+
+
+def _check(kernels: Any) -> None:
+    """Hold the kernels to `fused_langevin` on a small chain."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device="cuda")
+
+    energy = EnergyWeights(
+        normal(2, 64, 64) / 8, None, normal(2, 64), normal(2, 16, 64) / 8, normal(2, 16), normal(2, 16),
+        normal(2),
+    )  # fmt: skip
+    weights, settings, start = ChainWeights.of(energy), StepSettings(step_size=10.0), normal(2, 16, 64)
+    keys = torch.arange(16, device="cuda")
+    ends = [
+        chain(weights, start, weights.bias(None), settings, 4, noise(keys, start)).feature
+        for chain, noise in (
+            (fused_langevin, keyed_normals),
+            (kernels.kernel_langevin, kernels.keyed_normals),
+        )
+    ]
+    apart = (ends[0] - ends[1]).abs().mean() / (ends[0] - start).abs().mean()
+    if not apart < 0.05:
+        raise ArithmeticError(f"their chains end {float(apart):.2g} of the way apart")
