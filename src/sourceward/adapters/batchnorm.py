@@ -48,9 +48,6 @@ class PredictionTimeBatchNorm(Peer):
         for batch in batches:
             yield student.answer(batch)
 
-    def _updates(self) -> int:
-        return 1
-
     def _title(self) -> str:
         return "Prediction-time batch norm"
 

@@ -101,7 +101,7 @@ class MEMOOnFeatures(MEMO):
     reads: ClassVar[str] = "features"
 
     batch_size: int = 64
-    rate: float = 1.0
+    rate: float = 0.1
     noise: float = 0.5
 
     def __post_init__(self) -> None:

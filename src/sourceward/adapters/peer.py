@@ -38,6 +38,9 @@ class Peer:
 
     A subclass says how a stream of batches is answered; this class does the rest. The energies it reports
     are the network's own, at the features that the answer was read from: a peer does not walk on them.
+
+    Rates are those of the released code where a backbone learns. Those of the variants on features, and M of
+    T3A, were chosen without any target label, by leaving out each source of two frozen-feature banks.
     """
 
     changes_weights: ClassVar[bool] = True

@@ -52,7 +52,7 @@ class ShotIMOnFeatures(ShotIM):
 
     reads: ClassVar[str] = "features"
 
-    rate: float = 1e-3
+    rate: float = 1e-2
 
     def student(self, network: Network) -> Student:
         return linear_student(network)

@@ -25,7 +25,7 @@ class T3A(Peer):
     needs_batch: ClassVar[bool] = False
 
     batch_size: int = 1
-    keep: int = 20
+    keep: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
