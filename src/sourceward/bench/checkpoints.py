@@ -207,7 +207,7 @@ def _on_features(
         part, start = sources.select(rows), time.perf_counter()
         names = np.asarray(sources.domain_names)[part.domains]
         steps = {"num_steps": AUTO if training.tune else STEPS}
-        given = (
+        given: dict[str, Any] = (
             {"random_state": seed, "verbose": False, "device": training.device} | steps | training.settings
         )
         estimator = EnergyAdapter(**given).fit(

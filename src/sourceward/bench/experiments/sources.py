@@ -75,7 +75,7 @@ def _figure(means: dict) -> Drawing:
 def aggregation(context: Context) -> Outcome:
     scores, none, oracle = Scores(), "no adaptation", "ORACLE: best source for each sample"
     for asked in context.checkpoints():
-        asks = {none: {"num_steps": 0}}
+        asks: dict[str, dict[str, Any]] = {none: {"num_steps": 0}}
         asks |= {how: {"num_steps": context.num_steps, "aggregation": how} for how in AGGREGATIONS}
         for name, options in asks.items():
             answer = asked.checkpoint.walk(asked.part, **options)
