@@ -108,5 +108,5 @@ def _figure(training: dict[int, float], answering: dict[int, float]) -> Drawing:
             figures.draw_lines(axes, list(values), lines, xlabel="steps", ylabel=label)
             axes.set_ylim(bottom=0)
 
-    caption = "Left: training. Right: answering. Both grow with the steps in a straight line."
+    caption = "Left: training. Right: answering. See how both grow with the steps."
     return Drawing("cost", caption, (8.0, 3.2), draw)
