@@ -52,6 +52,7 @@ def test_frozen_defaults_are_the_estimators():
 def test_later_layers_win():
     settings = settings_for(True, {"max_iter": 5, "kl": 0.5}, {"max_iter": "7"})
     assert (settings.max_iter, settings.kl) == (7, 0.5)
+    assert settings_for(True, {"num_steps": "7"}).num_steps == 7
 
 
 @pytest.mark.parametrize(

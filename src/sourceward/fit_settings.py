@@ -259,7 +259,8 @@ def _typed(owner: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_type(name: str, value: Any, hint: Any) -> Any:
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    value = _literal(value) if isinstance(value, str) and str not in options else value
+    if isinstance(value, str) and (str not in options or isinstance(_literal(value), int)):
+        value = _literal(value)
     for option in options:
         wanted = get_origin(option) or option
         if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
