@@ -6,9 +6,9 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -67,9 +67,8 @@ def predict_files(
     failures: list[Failure] = []
     with progress_bar(len(samples), "predicting", progress) as advance, _whole_or_nothing(out) as stream:
         write = writer(stream)
-        rest, done = iter(samples), 0
-        while chunk := list(islice(rest, CHUNK)):
-            values = list(_read(model, chunk))
+        done = 0
+        for chunk, values in _one_ahead(model, samples):
             good = [value for value in values if not isinstance(value, Failure)]
             answers = iter(_answers(model, good) if good else [])
             for sample, value in zip(chunk, values):
@@ -84,6 +83,22 @@ def predict_files(
                 f"expects; the first, '{first.name}': {first.reason}."
             )
     return failures
+
+
+def _one_ahead(model: Model, samples: list[Input]) -> Iterator[tuple[list[Input], list[Any]]]:
+    """Chunks of samples and what was read of them; the next one is read while this one is computed."""
+    chunks = [samples[i : i + CHUNK] for i in range(0, len(samples), CHUNK)]
+
+    def read(chunk: list[Input]) -> list[Any]:
+        return list(_read(model, chunk))
+
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(read, chunks[0])
+        for chunk, following in zip(chunks, [*chunks[1:], None]):
+            values = coming.result()
+            if following is not None:
+                coming = reader.submit(read, following)
+            yield chunk, values
 
 
 _NOUN = {"image": "an image", "text": "a text", "features": "features"}

@@ -17,7 +17,8 @@ from sourceward.adapters.base import (
 )
 from sourceward.algorithm import Answer, adapt
 from sourceward.functional import row_keys, row_multiple
-from sourceward.nn import Network
+from sourceward.graphs import replay
+from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings
 
 BLOCK = 512
@@ -58,16 +59,24 @@ class EnergyAdaptation:
 
     def _block(self, network: Network, feature: Tensor, keys: Tensor) -> Adapted:
         rows = len(feature)
-        multiple = row_multiple(feature.shape[1])
-        missing = -rows % multiple if rows else multiple
+        missing = _padded(rows, feature) - rows
         padded, padded_keys = pad(feature, (0, 0, 0, missing)), pad(keys, (0, missing))
-        answer = adapt(network, padded, padded_keys, self.settings, sources=self.sources, record=self.record)
+        answer = self._answer(network, padded, padded_keys)
         adapted = self._to_numpy(answer, network, rows)
         finite = np.isfinite(adapted.probabilities).all(1)
         if finite.all() or not self.settings.num_steps:
             return adapted
         still = replace(self, settings=replace(self.settings, num_steps=0))
         return _fall_back(adapted, still._block(network, feature, keys), finite)
+
+    def _answer(self, network: Network, feature: Tensor, keys: Tensor) -> Answer:
+        def answer(feature: Tensor, keys: Tensor) -> Answer:
+            return adapt(network, feature, keys, self.settings, sources=self.sources, record=self.record)
+
+        if not feature.is_cuda:
+            return answer(feature, keys)
+        key = (*feature.shape, self.settings, self.sources, self.record)
+        return replay(folded(network).graphs, key, answer, feature, keys)
 
     def _to_numpy(self, answer: Answer, network: Network, rows: int) -> Adapted:
         draws = max(self.settings.num_draws, 1)
@@ -112,6 +121,14 @@ class NoAdaptation:
 
     def __call__(self, network: Network, feature: Tensor) -> Adapted:
         return EnergyAdaptation(self.settings.off())(network, feature)
+
+
+def _padded(rows: int, feature: Tensor) -> int:
+    """Rows to compute for `rows` samples: on CUDA one of a few numbers, each of which has a graph."""
+    if feature.is_cuda:
+        return next(size for size in (16, 32, 64, 128, 256, BLOCK) if size >= rows)
+    multiple = row_multiple(feature.shape[1])
+    return max(rows + -rows % multiple, multiple)
 
 
 def _fall_back(adapted: Adapted, still: Adapted, finite: np.ndarray) -> Adapted:

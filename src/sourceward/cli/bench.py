@@ -47,14 +47,22 @@ def bench(
     freeze: Annotated[bool, typer.Option("--freeze", help="As in `fit`.")] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: key=value.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="`bench speed` in seconds, to try it.")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train on all domains but one, answer on that one with every adapter; each domain, each seed.
 
+    `sourceward bench speed` measures what adaptation costs on this machine instead.
+
     Run the same command again after a kill: cells that are there are not computed again. Exit code 3: some
     cells failed; the table says which and why.
     """
+    if data == ["speed"]:
+        from sourceward.cli.bench_speed import bench_speed
+
+        bench_speed(out, device, json, quick)
+        return
     from sourceward.bench.checkpoints import Training
     from sourceward.bench.protocol import Plan
     from sourceward.bench.protocol import bench as run

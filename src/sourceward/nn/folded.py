@@ -1,8 +1,9 @@
 """`Folded`: a trained network laid out for prediction, with everything that is constant computed once."""
 
 import copy
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ class Folded:
         pooled_latent: the same of the centres of all sources together, for a head that uses it.
         source_center: mean class centre of each source, (sources, dim).
         own_energy: quantiles of each source's energy of its own samples, (sources, levels).
+        graphs: CUDA graphs that read these tensors: see `graphs.replay`.
     """
 
     energy: ChainWeights
@@ -47,6 +49,7 @@ class Folded:
     pooled_latent: Tensor | None
     source_center: Tensor
     own_energy: Tensor
+    graphs: dict[Hashable, Any] = field(default_factory=dict, compare=False)
 
 
 @torch.no_grad()
