@@ -84,7 +84,7 @@ class Traits:
     """What an adapter asks of a deployment."""
 
     changes_weights: bool
-    """Weights are learned at test time (those of a copy)."""
+    """Weights are changed at test time (those of a copy)."""
     keeps_state: bool
     """An answer depends on the samples that came before."""
     needs_batch: bool
