@@ -85,7 +85,8 @@ def _figure(numbers: Any, accuracy: dict, energies: dict, mark: int) -> Drawing:
         figures.draw_lines(right, numbers, energies, xlabel="steps", ylabel="mean energy", mark=mark)
 
     caption = (
-        "Left accuracy, right mean energy; the dotted line is the number of steps in use. See how long accuracy "
+        "Left accuracy, right mean energy; the dotted line is the number of steps in use. See how long "
+        "accuracy "
         "rises while the energy falls, and whether z prolongs that."
     )
     return Drawing("steps", caption, (9.0, 3.6), draw)
