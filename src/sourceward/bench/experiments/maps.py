@@ -133,7 +133,7 @@ def _walk_figure(asked: Asked, picked: np.ndarray, good: list[bool], num_steps: 
 
     caption = (
         f"Target {asked.target}. Blue, solid: saved. Orange, dashed: lost. The energy falls along both: it "
-        "says that a "
-        "sample looks more like the sources, not that it kept its class."
+        "says that a sample looks more like the sources, not that it kept its class. From step 1 on it also "
+        "weighs the votes, where `aggregation` is `energy`."
     )
     return Drawing(f"trajectories-{asked.name}-{asked.target}", caption, (11.0, 3.4), draw)

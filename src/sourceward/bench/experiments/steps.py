@@ -87,6 +87,7 @@ def _figure(numbers: Any, accuracy: dict, energies: dict, mark: int) -> Drawing:
     caption = (
         "Left accuracy, right mean energy; the dotted line is the number of steps in use. See how long "
         "accuracy "
-        "rises while the energy falls, and whether z prolongs that."
+        "rises while the energy falls, and whether z prolongs that. 0 steps is no adaptation, where energies "
+        "have no say in the vote."
     )
     return Drawing("steps", caption, (9.0, 3.6), draw)
