@@ -19,7 +19,7 @@ def trial(name: str, *accuracies: float, rows: int = 1000) -> Trial:
     )
 
 
-def test_the_favourite_is_taken_unless_the_sources_object():
+def test_the_longest_walk_that_the_sources_gain_by_is_taken():
     assert choose([trial("a", 0.5, 0.51, 0.6), trial("b", 0.5, 0.5, 0.6)]) == 1
     assert choose([trial("a", 0.5, 0.49, 0.51), trial("b", 0.5, 0.5, 0.5)]) == 2
     assert choose([trial("a", 0.5, 0.49, 0.5), trial("b", 0.5, 0.5, 0.49)]) == 0
@@ -28,6 +28,10 @@ def test_the_favourite_is_taken_unless_the_sources_object():
 def test_one_easy_win_does_not_hide_a_loss():
     assert choose([trial("a", 0.5, 0.9), trial("b", 0.5, 0.47)]) == 0
     assert choose([trial("a", 0.5, 0.9), trial("b", 0.5, 0.49)]) == 1
+
+
+def test_next_to_nothing_is_no_reason_to_move():
+    assert choose([trial("a", 0.5, 0.502), trial("b", 0.5, 0.502)]) == 0
 
 
 def test_a_promise_is_what_pretend_targets_gained():

@@ -1,8 +1,8 @@
 """Will adaptation help? Ask the sources: each in turn plays the unseen domain, and the others adapt it.
 
 A pretend target is answered by a model that was fitted without it, with and without adaptation. The walk that
-is taken to the real target is the longest one that the pretend targets do not object to, and what they gained
-by it is what is promised. No target sample is involved, labelled or not.
+is taken to the real target is the longest one that the pretend targets gain by, and what they gained is what
+is promised. No target sample is involved, labelled or not.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +21,9 @@ LENGTHS = (10, 5, 2, 0)
 
 CAP = 0.02
 """A pretend target's gain counts up to this much and its loss in full: one easy win must not hide a loss."""
+
+WORTH = 0.0025
+"""What a walk must be worth to be taken: less than a quarter of a point is no reason to move anything."""
 
 ROWS = 2000
 """Samples of a pretend target that are looked at."""
@@ -100,9 +103,9 @@ def tune(
 
 
 def choose(trials: Sequence[Trial]) -> int:
-    """The first candidate after no adaptation that pretend targets do not lose by, or no adaptation (0)."""
+    """The first candidate that pretend targets gain by, or no adaptation (0)."""
     score = np.mean([np.minimum(trial.gain, CAP) for trial in trials], axis=0)
-    return next((c for c in range(1, len(score)) if score[c] > 0), 0)
+    return next((c for c in range(1, len(score)) if score[c] > WORTH), 0)
 
 
 def promise(trials: Sequence[Trial], chosen: int, settings: AdaptSettings) -> Promise:
