@@ -1,0 +1,55 @@
+"""`bench speed`: every section runs, ours and the naive chain agree, the file says where it comes from."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sourceward.bench.speed import make_features, make_network
+from sourceward.bench.speed_reference import naive_chains
+from sourceward.bench.speed_timing import growth, timed
+from sourceward.cli.main import build_app
+from sourceward.functional import keyed_normals, row_keys
+from sourceward.nn import folded
+from sourceward.samplers import StepSettings, walk
+
+
+def test_growth_of_a_power_law():
+    assert growth({1: 3.0, 10: 300.0})["exponent"] == pytest.approx(2.0)
+    assert growth({1: 3.0, 10: 3.0})["per_doubling"] == pytest.approx(1.0)
+
+
+def test_a_call_is_timed_at_least_three_times():
+    calls = []
+    found = timed(lambda: calls.append(0), torch.device("cpu"), repeats=1, seconds=0)
+    assert found["repeats"] == 3
+    assert len(calls) == 5  # two to warm up
+    assert found["low_ms"] <= found["median_ms"] <= found["high_ms"]
+
+
+def test_the_naive_chain_takes_the_same_walk():
+    network, x = make_network(24, 2, torch.device("cpu")).double(), make_features(8, 24, torch.device("cpu"))
+    x, keys, step = x.double(), row_keys(x), StepSettings(noise_std=0.1)
+    z, fold = network.latent(x).mean, folded(network)
+    start = x.expand(2, -1, -1)
+    ours = walk("langevin", start, fold.energy, fold.energy.bias(z.expand_as(start)), step, 6, keys)
+    normals = list(keyed_normals(keys, range(0, 12, 2), 24, torch.float64))
+    ends, energies = naive_chains(network.energy.weights(), x, z, normals, step)
+    torch.testing.assert_close(ours.feature, ends, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ours.energy_after, energies, rtol=1e-9, atol=1e-9)
+    assert ours.steps.sum() > 0
+
+
+def test_quick_runs_every_section(tmp_path):
+    arguments = ["bench", "speed", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    done = CliRunner().invoke(build_app(), arguments)
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "cpu.json").read_text())
+    errors = {k: v["error"] for k, v in found.items() if isinstance(v, dict) and "error" in v}
+    assert not errors
+    assert {"command", "seed", "versions", "plan", "seconds"} <= set(found)
+    assert all(row["same_numbers"]["ok"] for row in found["chain"])
+    assert all(row["ok"] for row in found["agreement"])
+    assert {row["axis"] for row in found["axes"]} == {"steps", "sources", "draws"}
+    assert found["image_training"]["ratio"] > 0

@@ -1,0 +1,28 @@
+"""The energy as the chain uses it, against `functional.energy` and autograd."""
+
+import pytest
+import torch
+
+from sourceward.functional import ChainWeights, energy, energy_and_grad, latent_bias
+from tests.helpers import make_generator, random_weights
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_energy_and_gradient_equal_autograd(latent):
+    weights = random_weights(3, 5, latent=latent)
+    x, z = torch.randn(2, 3, 4, 5, generator=make_generator(), dtype=torch.float64)
+    chain, bias = ChainWeights.of(weights), latent_bias(weights, z)
+    x.requires_grad_()
+    expected = energy(weights, x, bias)
+    (grad,) = torch.autograd.grad(expected.sum(), x)
+    with torch.no_grad():
+        a0 = chain.first(x, chain.bias(z))
+        value, ours = chain.energy_and_grad(a0)
+        torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(ours, grad, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(chain.energy(a0), energy_and_grad(weights, x, bias)[0])
+
+
+def test_an_energy_of_z_needs_z():
+    with pytest.raises(ValueError, match="Expected `latent`"):
+        ChainWeights.of(random_weights(2, 5)).bias(None)

@@ -1,0 +1,31 @@
+"""Products whose rows do not depend on their number."""
+
+import pytest
+import torch
+
+from sourceward.functional import row_multiple
+from sourceward.functional.rows import laid_out, matmul
+from tests.helpers import make_generator
+
+
+@pytest.mark.parametrize("inner", [5, 512, 1300])
+@pytest.mark.parametrize("plus", [False, True])
+def test_it_is_the_product(inner, plus):
+    generator = make_generator()
+    rows = torch.randn(2, 4, inner, generator=generator, dtype=torch.float64)
+    weight = torch.randn(2, 3, inner, generator=generator, dtype=torch.float64)
+    more = torch.randn(2, 1, 3, generator=generator, dtype=torch.float64) if plus else None
+    expected = torch.einsum("smk,snk->smn", rows, weight) + (0 if more is None else more)
+    torch.testing.assert_close(matmul(rows, laid_out(weight), more), expected)
+    torch.testing.assert_close(matmul(rows[0], laid_out(weight[0])), rows[0] @ weight[0].T)
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(6, 2), (64, 3), (512, 512), (1100, 65), (2048, 128)])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(inner, outer):
+    generator = make_generator()
+    rows = torch.randn(3, 256, inner, generator=generator)
+    weight = laid_out(torch.randn(3, outer, inner, generator=generator))
+    whole, multiple = matmul(rows, weight), row_multiple(inner)
+    for count in (multiple, 2 * multiple, 3 * multiple):
+        assert torch.equal(matmul(rows[:, :count].contiguous(), weight), whole[:, :count]), count
+        assert torch.equal(matmul(rows[0, :count], weight[0]), matmul(rows[0], weight[0])[:count]), count

@@ -1,0 +1,57 @@
+"""A folded network: constant while the network is, made anew when it changes."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from sourceward.nn import HEADS, Network, folded
+from tests.helpers import make_generator
+
+
+def make_network(head: str = "pooled") -> Network:
+    network = Network(2, 3, 8, head)
+    network.reset_parameters(make_generator())
+    network.centers.copy_(torch.randn(network.centers.shape, generator=make_generator(1)))
+    return network
+
+
+def test_it_is_kept_while_nothing_changes():
+    network = make_network()
+    assert folded(network) is folded(network)
+
+
+@pytest.mark.parametrize("part", ["energy", "latent", "head", "centers"])
+def test_it_follows_every_change(part):
+    network = make_network("concat")
+    before = folded(network)
+    module = getattr(network, part)
+    with torch.no_grad():
+        (module if part == "centers" else next(module.parameters())).mul_(1.5)
+    assert folded(network) is not before
+    network.load_state_dict(make_network("concat").state_dict())
+    assert folded(network) is not before
+    torch.testing.assert_close(folded(network).energy.up, before.energy.up)
+
+
+def test_a_copy_of_the_network_starts_without():
+    network = make_network()
+    before = folded(network)
+    for twin in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert folded(twin) is not before
+        assert torch.equal(folded(twin).energy.up, before.energy.up)
+
+
+@pytest.mark.parametrize("head", list(HEADS))
+def test_its_parts_compute_what_the_network_computes(head):
+    network = make_network(head).eval()
+    x = torch.randn(2, 16, 8, generator=make_generator(3))
+    with torch.no_grad():
+        fold, prior, posterior = folded(network), network.prior(x), network.posterior(network.centers)
+        z = None if prior is None else prior.mean
+        if fold.latent is not None:
+            torch.testing.assert_close(fold.latent(x), prior)
+            torch.testing.assert_close(fold.class_latent, posterior.mean)
+        expected = network.head(x, z, None if posterior is None else posterior.mean)
+        torch.testing.assert_close(fold.head(x, z, fold.class_latent), expected)

@@ -1,0 +1,93 @@
+"""The fused chain: the same walk as `run("langevin", ...)`, by fewer products."""
+
+import pytest
+import torch
+
+from sourceward.functional import ChainWeights, row_keys
+from sourceward.samplers import StepSettings, fused, generator_noise, keyed_noise, run, walk
+from tests.helpers import make_generator, random_weights, target_of
+
+SOURCES, ROWS, DIM, STEPS = 3, 10, 6, 7
+WEIGHTS = random_weights(SOURCES, DIM, hidden=8)
+CHAIN = ChainWeights.of(WEIGHTS)
+FEATURE = torch.randn(ROWS, DIM, generator=make_generator(1), dtype=torch.float64)
+LATENT = torch.randn(SOURCES, ROWS, DIM, generator=make_generator(2), dtype=torch.float64)
+START = FEATURE.expand(SOURCES, -1, -1)
+KEYS = row_keys(FEATURE)
+
+
+def settings(noise_std: float = 0.1, accept: str = "energy_not_higher") -> StepSettings:
+    return StepSettings(step_size=4.0, noise_std=noise_std, clip=0.05, accept=accept)
+
+
+def fast(step: StepSettings, num_steps: int = STEPS, **options):
+    return walk("langevin", START, CHAIN, CHAIN.bias(LATENT), step, num_steps, KEYS, **options)
+
+
+def slow(step: StepSettings, **options):
+    noise = keyed_noise(KEYS, START)
+    return run("langevin", START, target_of(WEIGHTS, LATENT), step, STEPS, noise, **options)
+
+
+@pytest.mark.parametrize("accept", fused.RULES)
+@pytest.mark.parametrize("noise_std", [0.0, 0.1])
+@pytest.mark.parametrize("stop", [None, 0.4])
+def test_it_is_the_walk_of_the_sampler(accept, noise_std, stop):
+    options = {"record": True, "stop_below": None if stop is None else torch.full((SOURCES, 1), stop)}
+    ours, theirs = (chain(settings(noise_std, accept), **options) for chain in (fast, slow))
+    for name in ("feature", "energy_before", "energy_after", "steps"):
+        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=1e-10, atol=1e-10)
+    kept = len(theirs.energies)  # `run` ends early when every chain has stopped
+    torch.testing.assert_close(ours.energies[:kept], theirs.energies, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(ours.trajectory[:kept], theirs.trajectory, rtol=1e-10, atol=1e-10)
+    assert 0 < ours.steps.double().mean() < STEPS or (accept == "always" and stop is None) or not noise_std
+
+
+def test_origins_alone_are_the_same_origins():
+    alone, everything = fast(settings(), record="origins"), slow(settings(), record=True)
+    torch.testing.assert_close(alone.origins, everything.origins, rtol=1e-10, atol=1e-10)
+    assert alone.trajectory is None
+    assert alone.energies is None
+
+
+def test_how_many_steps_share_their_noise_changes_nothing(monkeypatch):
+    together = fast(settings())
+    monkeypatch.setattr(fused, "NOISE_ROWS", 2 * ROWS)
+    torch.testing.assert_close(fast(settings()).feature, together.feature, rtol=1e-12, atol=1e-12)
+
+
+def test_no_tensor_grows_with_the_number_of_steps(monkeypatch):
+    asked = []
+    original = fused.many_normals
+
+    def watch(keys, streams, *rest):
+        asked.append(len(streams))
+        return original(keys, streams, *rest)
+
+    monkeypatch.setattr(fused, "many_normals", watch)
+    monkeypatch.setattr(fused, "NOISE_ROWS", 3 * ROWS)
+    fast(settings(), num_steps=50)
+    assert sum(asked) == 50
+    assert max(asked) == 3
+
+
+def test_zero_steps_return_the_same_bits():
+    chain = fast(settings(), num_steps=0)
+    assert torch.equal(chain.feature, START)
+    assert torch.equal(chain.energy_before, chain.energy_after)
+
+
+def test_a_generator_gives_every_source_its_own_noise():
+    step, bias = settings(), CHAIN.bias(LATENT)
+    ours = walk("langevin", START, CHAIN, bias, step, 1, make_generator(5))
+    theirs = run(
+        "langevin", START, target_of(WEIGHTS, LATENT), step, 1, generator_noise(make_generator(5), START)
+    )
+    torch.testing.assert_close(ours.feature, theirs.feature, rtol=1e-10, atol=1e-10)
+
+
+def test_other_samplers_walk_on_the_same_energy():
+    step = StepSettings(step_size=0.3, clip=0.05, accept="metropolis")
+    ours = walk("textbook", START, CHAIN, CHAIN.bias(LATENT), step, STEPS, KEYS)
+    theirs = run("textbook", START, target_of(WEIGHTS, LATENT), step, STEPS, keyed_noise(KEYS, START))
+    torch.testing.assert_close(ours.feature, theirs.feature, rtol=1e-10, atol=1e-10)
