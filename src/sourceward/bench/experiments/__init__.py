@@ -2,6 +2,7 @@
 
 from sourceward.bench.experiments import (  # noqa: F401 (they register themselves)
     ablation,
+    choices,
     comparison,
     corruptions,
     cost,
