@@ -55,7 +55,7 @@ def choices(context: Context) -> Outcome:
     gains = dict.fromkeys(TEST_TIME, OFF)
     changes = {row: f"defaults, {row.rsplit(', ', 1)[1]}" for row in trained.right if "defaults" not in row}
     captions = (
-        "Test time: accuracy on pretend targets, %. See which choices gain, and what votes by energy alone do "
+        "Test time: accuracy on pretend targets, %. See what gains, and what votes by energy do alone "
         "(0 steps).",
         f"Training: accuracy on pretend targets, %, without adaptation and with {STEPS} steps. See what the "
         "defaults lose when one choice is undone.",
