@@ -36,8 +36,8 @@ def _agreement(
     from sourceward.estimator import EnergyAdapter
 
     target, source = domain < 0, domain >= 0
-    est = EnergyAdapter(max_iter=plan.fit_iterations, verbose=False)
-    network = est.fit(X[source], y[source], sample_domain=domain[source]).network_
+    est = EnergyAdapter(plan.num_steps, max_iter=plan.fit_iterations, device=device.type, verbose=False)
+    network = est.fit(X[source], y[source], sample_domain=domain[source]).network_.to("cpu")
     feature = network.features(torch.from_numpy(X[target][:4096].astype(np.float32)))
     labels = np.searchsorted(est.classes_, y[target][:4096])
     reference = _reference(network, feature, plan.num_steps).argmax(1).numpy()
