@@ -48,5 +48,7 @@ class TentOnLatent(Tent):
 
     reads: ClassVar[str] = "features"
 
+    rate: float = 1e-4
+
     def student(self, network: Network) -> Student:
         return latent_student(network)
