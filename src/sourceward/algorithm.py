@@ -101,12 +101,12 @@ def objective(
     step_bias = start_bias.repeat(1, steps, 1) if start_latent is not None else start_bias
     origins = origins.transpose(0, 1).flatten(1, 2)
     moved = guided_step(weights, origins, step_bias, settings.step.step_size, settings.step.clip)
-    reads = start_latent is not None and network.head.reads_latent
-    moved_latent = start_latent.repeat(1, steps, 1) if reads else None
+    read = start_latent if network.head.reads_latent else None
+    moved_latent = None if read is None else read.repeat(1, steps, 1)
     moved_label = start_label.repeat(1, steps)
     moved_energy = energy(frozen, moved, step_bias.detach())
     guided = Guided(moved_energy, frozen_call(network.head, moved, moved_latent, class_latent), moved_label)
-    if class_posterior is not None and settings.coefficients.guide_kl:
+    if network.latent is not None and class_posterior is not None and settings.coefficients.guide_kl:
         moved_posterior = class_posterior.detach().gather(moved_label)
         guided = guided._replace(posterior=moved_posterior, prior=frozen_call(network.latent, moved))
 

@@ -174,10 +174,8 @@ def memory(device: torch.device, plan: Plan) -> dict[str, Any]:
     keys = row_keys(feature)
     found: dict[str, Any] = {}
     for steps in plan.steps:
-        settings = AdaptSettings(steps)
-        found[str(steps)] = peak_memory(
-            lambda settings=settings: adapt(network, feature, keys, settings), device
-        )
+        call = partial(adapt, network, feature, keys, AdaptSettings(steps))
+        found[str(steps)] = peak_memory(call, device)
     return {"batch": 128, "dim": 512, "sources": 3, "peak_mb_by_steps": found}
 
 

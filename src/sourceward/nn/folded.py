@@ -18,6 +18,9 @@ from sourceward.nn.network import Network
 class RowLinear(nn.Module):
     """A trained `nn.Linear` that gives a row the same bits whatever its neighbours: see `functional.rows`."""
 
+    weight: Tensor
+    bias: Tensor
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.register_buffer("weight", laid_out(linear.weight))

@@ -25,7 +25,7 @@ Normals = Callable[[int, int], Tensor]
 RULES = ("always", "energy_not_higher")
 """Accept rules that look at energies alone."""
 
-NOISE_ROWS = 4096
+NOISE_ROWS = 2048
 """Rows of noise made together: memory does not grow with the number of steps."""
 
 

@@ -24,7 +24,7 @@ from sourceward.samplers.run import Chain, Record
 ROWS = 16
 """Rows of the smallest tile that tensor cores take."""
 
-NOISE_ROWS = 4096
+NOISE_ROWS = 2048
 
 
 _GOLDEN = tl.constexpr(-7046029254386353131)
@@ -35,7 +35,7 @@ _UNIT = tl.constexpr(2.0**-24)
 
 
 @triton.jit
-def _mix(word):
+def _mix(word):  # type: ignore[no-untyped-def]
     """SplitMix64, as in `functional.noise`; the masks make an arithmetic shift a logical one."""
     word = (word ^ ((word >> 30) & 0x3FFFFFFFF)) * _MIX1
     word = (word ^ ((word >> 27) & 0x1FFFFFFFFF)) * _MIX2
@@ -43,7 +43,7 @@ def _mix(word):
 
 
 @triton.jit
-def _normals(keys, out, first, rows, dim, pairs, BLOCK: tl.constexpr):
+def _normals(keys, out, first, rows, dim, pairs, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Standard normals of one row and step: what `functional.noise.keyed_normals` gives, stream 2 k."""
     row, step = tl.program_id(0), tl.program_id(1)
     stream = (2 * (first + step) + 1).to(tl.int64)
@@ -59,7 +59,7 @@ def _normals(keys, out, first, rows, dim, pairs, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _product(
+def _product(  # type: ignore[no-untyped-def]
     left, right, plus, out, rows, inner, cols, clip, scale,
     CLIP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -86,7 +86,7 @@ def _product(
 
 
 @triton.jit
-def _judge(
+def _judge(  # type: ignore[no-untyped-def]
     proposal, a_in, a_out, origin, back, lift, lift_stride, move, jitter, jitter_stride, x_in, x_out,
     energy_in, energy_out, taken, stop, narrow_up, narrow_down, narrow_bias, out, out_bias, rows, dim, hidden,
     ALWAYS: tl.constexpr, STOP: tl.constexpr, NOISY: tl.constexpr, MORE: tl.constexpr, NARROW: tl.constexpr,
@@ -194,8 +194,8 @@ def kernel_langevin(
     energy = weights.energy(a) if not num_steps else _rounded_energy(weights, half, a)
     if not num_steps:
         still = torch.zeros_like(energy, dtype=torch.int64)
-        kept = (feature[None], energy[None]) if record is True else (None, None)
-        return Chain(feature, energy, energy, still, *kept)
+        points, values = (feature[None], energy[None]) if record is True else (None, None)
+        return Chain(feature, energy, energy, still, points, values)
     sources, rows, dim = feature.shape
     hidden, narrow = a.shape[-1], weights.out.shape[-1]
     taken = torch.zeros_like(energy, dtype=torch.int32)
@@ -240,8 +240,8 @@ def kernel_langevin(
     origins = None
     if record:
         origins = xs[:-1] if not jitters else xs[:-1] + torch.cat(jitters)
-    kept = (xs, energies) if record is True else (None, None)
-    return Chain(xs[last], energy, energies[last], taken.long(), *kept, origins)
+    points, values = (xs, energies) if record is True else (None, None)
+    return Chain(xs[last], energy, energies[last], taken.long(), points, values, origins)
 
 
 class _Noise:

@@ -39,12 +39,11 @@ def walk(
         record: keep trajectory, energies and origins, or the "origins" alone.
         stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
     """
-    keyed = isinstance(noise, Tensor)
     if sampler == "langevin" and settings.accept in RULES:
         kernels = _kernels() if feature.is_cuda else None
         if kernels is not None and not kernels.fits(weights, feature):
             kernels = None
-        if keyed:
+        if isinstance(noise, Tensor):
             normals = (kernels.keyed_normals if kernels else keyed_normals)(noise, feature)
         else:
             normals = generator_normals(noise, feature)
@@ -56,7 +55,7 @@ def walk(
         lambda x: weights.energy(weights.first(x, bias)),
         lambda x: weights.energy_and_grad(weights.first(x, bias)),
     )
-    source = keyed_noise(noise, feature) if keyed else generator_noise(noise, feature)
+    source = keyed_noise(noise, feature) if isinstance(noise, Tensor) else generator_noise(noise, feature)
     return run(sampler, feature, target, settings, num_steps, source, record=record, stop_below=stop_below)
 
 
