@@ -5,6 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from sourceward.adapters import list_adapters
+from sourceward.bench.experiments import list_experiments
 from sourceward.cli.list import LISTS
 from sourceward.cli.list import list as command
 from sourceward.data import list_datasets
@@ -16,6 +17,7 @@ EXPECTED = {
     "adapters": list_adapters,
     "presets": list_presets,
     "backbones": lambda: ["tiny:conv", "tiny:text"],
+    "experiments": lambda: [entry.name for entry in list_experiments()],
 }
 
 

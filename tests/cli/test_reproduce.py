@@ -1,4 +1,4 @@
-"""`sourceward reproduce`, `list experiments` and `report`, as they are typed."""
+"""`sourceward reproduce` and `report`, as they are typed."""
 
 import subprocess
 import sys
@@ -33,7 +33,4 @@ def test_an_experiment_and_its_page(tmp_path):
 def test_unknown_experiments_get_the_nearest_names(tmp_path):
     done = sourceward("reproduce", "ablations", "--data", str(tmp_path / "x.npz"))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "Unknown experiment 'ablations'. Did you mean 'ablation'?" in done.stderr
-    done = sourceward("list", "experiments", "latent*")
-    assert done.stdout.splitlines()[0] == "latent"
-    assert "x against z" in done.stdout
+    assert "Unknown experiment 'ablations'. Did you mean 'ablation'" in done.stderr

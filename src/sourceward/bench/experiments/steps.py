@@ -30,7 +30,7 @@ def steps(context: Context) -> Outcome:
         for asked in context.checkpoints(**settings):
             latent = asked.checkpoint.network.latent is not None
             for k in numbers:
-                answer = asked.checkpoint.walk(asked.part, num_steps=k)
+                answer = asked.checkpoint.walk(asked.part, num_steps=k, aggregation="mean")
                 said = asked.checkpoint.codes[answer.probabilities.argmax(1)]
                 scores[mode][k].add(mode, asked.place, asked.seed, said == asked.part.label)
                 energy[mode][k].append(float(answer.energy_after.mean()))
@@ -63,7 +63,7 @@ def oracle_answer(asked: Asked, num_steps: int) -> tuple[np.ndarray, float]:
     label = torch.from_numpy(checkpoint.numbers(part.label)).to(part.feature.device)
     posterior = network.posterior(network.centers)
     assert posterior is not None
-    settings = replace(checkpoint.settings, num_steps=num_steps)
+    settings = replace(checkpoint.settings, num_steps=num_steps, aggregation="mean")
     said, energy = [], []
     for start in range(0, len(label), BLOCK):
         rows = slice(start, start + BLOCK)
@@ -86,8 +86,7 @@ def _figure(numbers: Any, accuracy: dict, energies: dict, mark: int) -> Drawing:
 
     caption = (
         "Left accuracy, right mean energy; the dotted line is the number of steps in use. See how long "
-        "accuracy "
-        "rises while the energy falls, and whether z prolongs that. 0 steps is no adaptation, where energies "
-        "have no say in the vote."
+        "accuracy rises while the energy falls, and whether z prolongs that. Every source has one vote, as in "
+        "the paper."
     )
     return Drawing("steps", caption, (9.0, 3.6), draw)
