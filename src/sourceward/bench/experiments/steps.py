@@ -86,7 +86,7 @@ def _figure(numbers: Any, accuracy: dict, energies: dict, mark: int) -> Drawing:
 
     caption = (
         "Left accuracy, right mean energy; the dotted line is the number of steps in use. See how long "
-        "accuracy rises while the energy falls, and whether z prolongs that. Every source has one vote, as in "
-        "the paper."
+        "accuracy rises while the energy falls, and whether z prolongs that. Every source has one vote, as "
+        "in the paper."
     )
     return Drawing("steps", caption, (9.0, 3.6), draw)
