@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,14 +7,24 @@ import torch
 from safetensors.torch import load_file
 
 from sourceward import EnergyAdapter
-from sourceward.data import open_dataset
+from sourceward.data import DomainDataset, open_dataset
 from sourceward.errors import InputError, TrainingError
 from sourceward.finetune import FINETUNE_METHODS, FineTuner, Method
 from sourceward.fitting import arrange, fit
 from sourceward.inputs import Resident, corrupted_features, extract_features, tensor_hash
 from sourceward.model import load
 from sourceward.train import ResidentFeed, Trainer
-from tests.tiny_runs import EACH, TINY, fit_tiny, image_folder, tiny_features, tiny_images, tiny_texts
+from sourceward.tuning import pretend
+from tests.tiny_runs import (
+    EACH,
+    FINETUNE,
+    TINY,
+    fit_tiny,
+    image_folder,
+    tiny_features,
+    tiny_images,
+    tiny_texts,
+)
 
 
 def weights_of(folder):
@@ -411,3 +422,47 @@ def test_a_domain_with_one_class_and_a_broken_image(tmp_path):
             file.unlink()
     with pytest.raises(InputError, match="Domain 'a' has no images of class 'y'"):
         fit_tiny(root, tmp_path / "run")
+
+
+AUTO = {**TINY, "num_steps": "auto"}
+
+
+def four_domains() -> DomainDataset:
+    """Three sources and a target."""
+    return replace(tiny_images(), domains=np.arange(54) % 4, domain_names=("a", "b", "c", "d"))
+
+
+@pytest.mark.parametrize("options", [{"freeze": True}, {}, {"settings": {"crossfit": True}}])
+def test_the_sources_say_whether_adaptation_will_help(options, tmp_path):
+    options = {"backbone": "tiny:conv", "weights": None, "allow_missing": True, **options}
+    settings = AUTO | FINETUNE | options.pop("settings", {})
+    options["settings"] = settings
+    model = fit(four_domains(), out=tmp_path / "run", target="d", progress=False, **options)
+    told = model.info["promise"]
+    assert set(told["per_source"]) == {"a", "b", "c"}
+    assert told["seen"] == (not options.get("freeze") and not settings.get("crossfit", False))
+    assert model.settings.num_steps == told["num_steps"]
+    assert told["adapts"] or model.settings.aggregation == "mean"
+    assert "Will adaptation help" in (tmp_path / "run" / "README.md").read_text()
+    assert not (tmp_path / "run" / "crossfit").exists()
+    assert load(tmp_path / "run").settings == model.settings
+
+
+def test_a_killed_cross_fit_goes_on_to_the_same_promise(tmp_path, monkeypatch):
+    options = {"backbone": "tiny:conv", "weights": None, "allow_missing": True, "progress": False}
+    options["settings"] = AUTO | FINETUNE | {"crossfit": True}
+    whole = fit(four_domains(), out=tmp_path / "whole", target="d", **options)
+    calls = []
+
+    def killed(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return pretend(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sourceward.crossfit.pretend", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fit(four_domains(), out=tmp_path / "run", target="d", **options)
+    again = fit(four_domains(), out=tmp_path / "run", target="d", **options)
+    assert again.info["promise"] == whole.info["promise"]

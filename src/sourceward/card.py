@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from sourceward.tuning import Promise
+
 
 def model_card(config: dict[str, Any]) -> str:
     """What the model is, what it was trained on, how good it was there, how to use it."""
@@ -23,6 +25,7 @@ def model_card(config: dict[str, Any]) -> str:
         f"- Source domains: {', '.join(sources)}",
         f"- Walk at test time: {adapt['num_steps']} steps of {adapt['step']['step_size']:g}",
         *_scores(config.get("metrics") or {}),
+        *_promise(config.get("promise")),
         "",
         "```python",
         "import sourceward as sw",
@@ -33,6 +36,11 @@ def model_card(config: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _promise(told: dict[str, Any] | None) -> list[str]:
+    """Will adaptation help? What the sources said when each played the unseen domain."""
+    return [] if told is None else [f"- Will adaptation help on an unseen domain? {Promise(**told)}."]
 
 
 _EXAMPLE = {"image": '["a.jpg"]', "text": '["a text"]', "features": "X"}

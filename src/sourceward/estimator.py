@@ -1,12 +1,13 @@
 """`EnergyAdapter`: the method for feature matrices, with scikit-learn's conventions."""
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -265,14 +266,30 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         """How many steps to take, whether to adapt at all, and what to expect where that can be known."""
         if self.num_steps != "auto":
             return int(self.num_steps), self.num_steps != 0, None
+        settings, promise = self.self_tune(parts, self.sources_, self.classes_, shifted)
+        return settings.num_steps, promise is None or promise.adapts, promise
+
+    def self_tune(
+        self, parts: list[Part], names: list[Any], classes: np.ndarray, shifted: Part | None = None
+    ) -> tuple[AdaptSettings, Promise | None]:
+        """Settings of test time that pretend targets ask for, and what they gained; see `tuning`.
+
+        Args:
+            parts: features and class numbers of each source.
+            names: of the sources.
+            classes: all of them.
+            shifted: samples of no source to practise on.
+        """
         if len(parts) < FEWEST_SOURCES:
-            return LENGTHS[0], True, None
+            return self._test_time(LENGTHS[0]), None
+        fit = partial(self.pretender(classes)._fit_network, shifted=shifted)
+        return tune(parts, names, fit, self._test_time(LENGTHS[0]))
 
-        def fit(some: list[Part]) -> Network:
-            return self._fit_network(some, shifted)
-
-        settings, promise = tune(parts, self.sources_, fit, self._test_time(LENGTHS[0]))
-        return settings.num_steps, promise.adapts, promise
+    def pretender(self, classes: np.ndarray) -> "EnergyAdapter":
+        """An unfitted twin that trains the models of pretend targets, on class numbers of `classes`."""
+        twin = clone(self).set_params(verbose=False)
+        twin.classes_, twin._seed = classes, getattr(self, "_seed", 0)
+        return twin
 
     def _train(self, parts: list[Part], shifted: Part | None, checkpoint: str | Path | None) -> Network:
         device = parts[0][0].device

@@ -41,6 +41,7 @@ _USED = (
     "recipe",
     *NESTED,
     "shifts",
+    "crossfit",
     "components",
     "image_size",
     "crop_fraction",
@@ -66,6 +67,8 @@ class FitSettings:
         posterior_chain: also run chains whose latent is the posterior of the sample's class.
         shifts: what a lone source practises on: `corruptions` of its images (four that no benchmark tests
             on; noise where the data is no images), or `noise` on its features.
+        crossfit: fine-tune the backbone once more without each source, so that what is promised of adaptation
+            was measured on domains that it had not seen.
         augmentation: of training images.
         components: principal components to keep of features that no backbone is trained for; all when None.
         image_size: side in pixels; that of the weights when None.
@@ -85,6 +88,8 @@ class FitSettings:
     accept: str = _ESTIMATOR["accept"]
     aggregation: str = _ESTIMATOR["aggregation"]
     num_draws: int = _ESTIMATOR["num_draws"]
+    stop: float | None = _ESTIMATOR["stop"]
+    blend: float = _ESTIMATOR["blend"]
     head: str = _ESTIMATOR["head"]
     max_iter: int = _ESTIMATOR["max_iter"]
     batch_size: int = _ESTIMATOR["batch_size"]
@@ -105,6 +110,7 @@ class FitSettings:
     replay_share: float = TrainSettings.replay_share
     posterior_chain: bool = _ESTIMATOR["posterior_chain"]
     shifts: str = "corruptions"
+    crossfit: bool = False
     augmentation: Augmentation = field(default_factory=Augmentation)
     components: int | None = 256
     image_size: int | None = None
@@ -134,7 +140,9 @@ class FitSettings:
 
         step = StepSettings(value("step_size"), value("noise_std"), accept=value("accept"))
         steps = AUTO_STEPS if value("num_steps") == "auto" else value("num_steps")
-        return AdaptSettings(steps, step, value("sampler"), value("aggregation"), value("num_draws"))
+        settings = AdaptSettings(steps, step, value("sampler"), value("aggregation"), value("num_draws"))
+        settings = replace(settings, stop=self.stop, blend=self.blend)
+        return settings if steps or value("num_steps") == "auto" else settings.off()
 
     def corrupts(self, kind: str, sources: int) -> bool:
         """Whether chains start at corrupted copies of the samples."""

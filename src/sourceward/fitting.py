@@ -7,8 +7,10 @@
 Run the same call again after a kill, and it goes on to the same bits; after the end, and it loads the model.
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from sourceward.crossfit import crossfit
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.errors import InputError
+from sourceward.estimator import FEWEST_SOURCES, EnergyAdapter
 from sourceward.fit_settings import FitSettings, settings_for
 from sourceward.inputs import (
     Resident,
@@ -39,8 +43,10 @@ from sourceward.parallel import Processes, join_processes
 from sourceward.presets import PRESETS
 from sourceward.run_folder import RunFolder, open_board, software
 from sourceward.runs import Run
+from sourceward.settings import AdaptSettings
 from sourceward.stage import Job
 from sourceward.train import Trainer
+from sourceward.tuning import Promise
 from sourceward.two_stage import finish_two_stage
 
 LOOK = 4096
@@ -103,8 +109,9 @@ def fit(
             configuration | {"software": software()},
         )
         if body is not None and trains and plan.recipe == "two-stage":
+            pretend = _pretend(sources, body, job, place)
             prepared = _prepare(arrange(sources, plan.validation_fraction), body, job, place)
-            return finish_two_stage(prepared, body, job, info)
+            return finish_two_stage(prepared, body, job, info, pretend)
         return Run(_task(sources, body, freeze, job, place), job).finish(info)
     except (OSError, SafetensorError) as error:
         raise InputError(f"Could not write the run to '{out}': {error}. Is the disk full?") from error
@@ -212,6 +219,20 @@ def _prepare(arranged: "Arranged", backbone: Backbone | None, job: Job, device: 
     with job.processes.main_first():
         samples = prepare_samples(dataset, backbone, device, job.settings.augmentation, job.progress)
     return Prepared(dataset, samples, torch.from_numpy(dataset.labels).to(device), train, val)
+
+
+def _pretend(
+    sources: DomainDataset, backbone: Backbone, job: Job, device: torch.device
+) -> Callable[[EnergyAdapter], tuple[AdaptSettings, Promise]] | None:
+    """Cross-fitting, where it is asked for and there is something to tune."""
+    settings = job.settings
+    if not settings.crossfit or settings.num_steps != "auto" or len(sources.domain_names) < FEWEST_SOURCES:
+        return None
+
+    def prepare(part: DomainDataset, backbone: Backbone, own: Job) -> Prepared:
+        return _prepare(arrange(part, settings.validation_fraction), backbone, own, device)
+
+    return partial(crossfit, sources, copy.deepcopy(backbone), job, prepare)
 
 
 def _task(

@@ -3,14 +3,17 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sourceward.adapters import EnergyAdaptation
 from sourceward.adapters.base import Adapted
 from sourceward.cost import Meter
+from sourceward.estimator import EnergyAdapter
 from sourceward.fit_settings import FitSettings
 from sourceward.functional import Loss
+from sourceward.inputs import Resident
 from sourceward.model import Model
 from sourceward.nn import Network
 from sourceward.run_folder import LAST, RunFolder, differences, software
@@ -18,6 +21,7 @@ from sourceward.settings import AdaptSettings
 from sourceward.stage import Job, Stage
 from sourceward.storage import save_tensors
 from sourceward.train import Feed, Trainer
+from sourceward.tuning import Promise
 
 if TYPE_CHECKING:
     from sourceward.fitting import Task
@@ -50,7 +54,9 @@ class Run(Stage):
         network.backbone = network.backbone or task.still
         network.eval().requires_grad_(False).to(task.labels.device)
         data = task.dataset
-        model = Model(network, data.classes, data.domain_names, self.settings.adapt(), info)
+        adapt, promise = self._tuned()
+        info["promise"] = None if promise is None else promise.to_dict()
+        model = Model(network, data.classes, data.domain_names, adapt, info)
         if self.processes.is_main:
             if self.best_scores["iteration"] != learner.iteration:
                 extra = {} if task.still is None else task.still.state_dict(prefix="backbone.")
@@ -92,6 +98,18 @@ class Run(Stage):
         task = self.task
         parts = ((n, *task.features(network, r)) for n, r in zip(task.dataset.domain_names, task.val))
         return validate(parts, network, self.settings.adapt())
+
+    def _tuned(self) -> tuple[AdaptSettings, Promise | None]:
+        """What pretend targets ask for; with a backbone that saw them all there is none to ask."""
+        task, settings = self.task, self.settings
+        if settings.num_steps != "auto" or not isinstance(task.samples, Resident) or task.look is not None:
+            return settings.adapt(), None
+        parts = [(task.samples.rows[rows], task.labels[rows]) for rows in task.train]
+        names, classes = list(task.dataset.domain_names), np.arange(len(task.dataset.classes))
+        estimator = EnergyAdapter(
+            **settings.estimator(), device=str(task.labels.device), random_state=self.job.seed
+        )
+        return estimator.self_tune(parts, names, classes, task.samples.shifted)
 
     def _complete(self, network: Network) -> Network:
         """Class centres of the finished network, from every training sample; energies on the scale of those

@@ -50,15 +50,21 @@ class Promise:
     num_steps: int
     adapts: bool
     """Whether adaptation is on."""
+    seen: bool = False
+    """Whether the features were learned on the pretend targets too: then these were hardly unseen, and the
+    promise tells little. Cross-fitting makes it an honest one."""
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in self.per_source.items())
-        if not self.adapts:
-            return f"adaptation is off: every walk that was tried cost pretend targets accuracy ({parts})"
-        return (
-            f"{100 * self.gain:+.1f} points expected (95 % interval {100 * self.low:+.1f} to "
-            f"{100 * self.high:+.1f}) with {self.num_steps} steps; pretend targets: {parts}"
-        )
+        if self.adapts:
+            text = (
+                f"{100 * self.gain:+.1f} points expected (95 % interval {100 * self.low:+.1f} to "
+                f"{100 * self.high:+.1f}) with {self.num_steps} steps; pretend targets: {parts}"
+            )
+        else:
+            text = f"adaptation is off: pretend targets gained too little by it, or lost ({parts})"
+        caveat = ". The backbone knew the pretend targets: set `crossfit=true` for a promise that it did not"
+        return text + (caveat if self.seen else "")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -93,13 +99,33 @@ def tune(
         fit: trains a network on some of them, calibrated and ready to use.
         settings: of test time, whose number of steps is to be chosen.
     """
-    candidates = [settings.off(), *(replace(settings, num_steps=length) for length in LENGTHS)]
     trials = []
-    for held, (feature, label) in enumerate(parts):
-        network = fit([part for source, part in enumerate(parts) if source != held])
-        trials.append(_try(str(names[held]), network, feature, label, candidates))
+    for held, part in enumerate(parts):
+        network = fit([other for source, other in enumerate(parts) if source != held])
+        trials.append(pretend(str(names[held]), network, part, settings))
+    return settle(trials, settings)
+
+
+def settle(trials: Sequence[Trial], settings: AdaptSettings) -> tuple[AdaptSettings, Promise]:
+    """The candidate that the trials ask for, and what it promises."""
     best = choose(trials)
-    return candidates[best], promise(trials, best, candidates[best])
+    chosen = candidates(settings)[best]
+    return chosen, promise(trials, best, chosen)
+
+
+def candidates(settings: AdaptSettings) -> list[AdaptSettings]:
+    """No adaptation, then every length."""
+    return [settings.off(), *(replace(settings, num_steps=length) for length in LENGTHS)]
+
+
+def pretend(name: str, network: Network, part: Part, settings: AdaptSettings) -> Trial:
+    """Put every candidate to a source that the network was trained without."""
+    feature, label = part
+    rows = np.random.default_rng(0).permutation(len(label))[:ROWS]
+    scaled = network.features(feature[rows].to(network.scale.device))
+    truth = label[rows].cpu().numpy()
+    answers = [EnergyAdaptation(one)(network, scaled).probabilities for one in candidates(settings)]
+    return Trial(name, np.stack([(answer.argmax(1) == truth).astype(float) for answer in answers]))
 
 
 def choose(trials: Sequence[Trial]) -> int:
@@ -127,16 +153,6 @@ def promise(trials: Sequence[Trial], chosen: int, settings: AdaptSettings) -> Pr
         num_steps=settings.num_steps,
         adapts=bool(chosen),
     )
-
-
-def _try(
-    name: str, network: Network, feature: Tensor, label: Tensor, candidates: Sequence[AdaptSettings]
-) -> Trial:
-    rows = np.random.default_rng(0).permutation(len(label))[:ROWS]
-    scaled = network.features(feature[rows].to(network.scale.device))
-    truth = label[rows].cpu().numpy()
-    answers = [EnergyAdaptation(settings)(network, scaled).probabilities for settings in candidates]
-    return Trial(name, np.stack([(answer.argmax(1) == truth).astype(float) for answer in answers]))
 
 
 def _resampled(trial: Trial, chosen: int, random: np.random.Generator) -> float:

@@ -4,6 +4,9 @@ The energies practise on the very features that the finished model has: those of
 without augmentation. Stage 2 is an `EnergyAdapter` and runs on the main process.
 """
 
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +24,11 @@ from sourceward.nn.backbones import Backbone
 from sourceward.nn.projection import Projected, project_features
 from sourceward.run_folder import LAST
 from sourceward.runs import validate
+from sourceward.settings import AdaptSettings
 from sourceward.stage import Job, Stage
 from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import Feed
+from sourceward.tuning import LENGTHS, Promise
 
 if TYPE_CHECKING:
     from sourceward.fitting import Prepared
@@ -109,14 +114,25 @@ class FineTuning(Stage):
         return dict(self.last_scores)
 
 
-def finish_two_stage(prepared: "Prepared", backbone: Backbone, job: Job, info: dict[str, Any]) -> Model:
+Pretend = Callable[[EnergyAdapter], tuple[AdaptSettings, Promise]]
+"""Tunes a fitted estimator on pretend targets that its backbone did not see: see `crossfit`."""
+
+
+def finish_two_stage(
+    prepared: "Prepared",
+    backbone: Backbone,
+    job: Job,
+    info: dict[str, Any],
+    pretend: Pretend | None = None,
+) -> Model:
     """Both stages, and the model folder."""
     folder, processes = job.folder, job.processes
     classifier, told = FineTuning(prepared, backbone, job).finish()
     processes.wait()
     if processes.is_main:
-        model = fit_heads(prepared, classifier.backbone, job, info, told)
+        model = fit_heads(prepared, classifier.backbone, job, info, told, pretend)
         model.save(folder.path)
+        shutil.rmtree(folder.path / "crossfit", ignore_errors=True)
         for file in (folder.finetuned, folder.heads):
             file.unlink(missing_ok=True)
     processes.wait()
@@ -124,7 +140,12 @@ def finish_two_stage(prepared: "Prepared", backbone: Backbone, job: Job, info: d
 
 
 def fit_heads(
-    prepared: "Prepared", backbone: nn.Module, job: Job, info: dict[str, Any], told: dict[str, Any]
+    prepared: "Prepared",
+    backbone: nn.Module,
+    job: Job,
+    info: dict[str, Any],
+    told: dict[str, Any],
+    pretend: Pretend | None = None,
 ) -> Model:
     """Stage 2: features of the finished backbone, in memory only; an `EnergyAdapter` on their components."""
     data, device, settings = prepared.dataset, prepared.labels.device, job.settings
@@ -136,9 +157,17 @@ def fit_heads(
     still, feature = project_features(backbone, feature, rows, settings.components)
     arrays = feature[rows].numpy(), data.labels[rows], data.domains[rows]
     shifted = _shifted(prepared, backbone, still, rows, job)
-    estimator = _fit_estimator(*arrays, *shifted, device, job)
+    tuned = {} if pretend is None else {"num_steps": LENGTHS[0]}
+    estimator = _fit_estimator(*arrays, *shifted, device, job, tuned)
+    adapt, promise = estimator._test_time(), estimator.promise_
+    if pretend is not None:
+        adapt, promise = pretend(estimator)
+    elif promise is not None:
+        named = {data.domain_names[int(code)]: gain for code, gain in promise.per_source.items()}
+        promise = replace(promise, per_source=named, seen=True)
+    info["promise"] = None if promise is None else promise.to_dict()
     classes = tuple(data.classes[code] for code in estimator.classes_)
-    model = Model(estimator.network_, classes, data.domain_names, settings.adapt(estimator), info)
+    model = Model(estimator.network_, classes, data.domain_names, adapt, info)
     scores = _validate(model, feature.to(device), prepared, estimator.classes_)
     done = estimator.n_iter_
     job.folder.record({"stage": "heads", "iteration": done, "validation": scores})
@@ -172,10 +201,11 @@ def _fit_estimator(
     y_shifted: np.ndarray | None,
     device: torch.device,
     job: Job,
+    changes: dict[str, Any],
 ) -> EnergyAdapter:
     checkpoint = job.folder.heads
     estimator = EnergyAdapter(
-        **job.settings.estimator(),
+        **job.settings.estimator() | changes,
         allow_missing=True,  # refused before anything was trained, where it is not allowed
         checkpoint=checkpoint,
         device=str(device),

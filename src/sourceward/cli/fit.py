@@ -98,6 +98,8 @@ def fit(
 
 
 def _summary(info: dict[str, Any], out: str, data: str) -> None:
+    from sourceward.tuning import Promise
+
     console, metrics = Console(), info["metrics"]
     if "finetune" in metrics:
         console.print(_fine_tuned(metrics["finetune"], info["cost"]["finetune"]), highlight=False)
@@ -108,6 +110,9 @@ def _summary(info: dict[str, Any], out: str, data: str) -> None:
         cells = (f"{100 * scores[key]:.1f}" for key in ("unadapted", "adapted"))
         table.add_row(escape(name), f"{scores['samples']:,}", *cells)
     console.print(table)
+    if info.get("promise"):
+        told = str(Promise(**info["promise"]))
+        console.print(f"Will adaptation help? {told[0].upper()}{told[1:]}.", highlight=False, markup=False)
     console.print(f"Model in {escape(out)}, after {metrics['seconds']:.0f} s. Next:", highlight=False)
     console.print(f"  sourceward evaluate {escape(out)} {escape(data)}", highlight=False, soft_wrap=True)
     if info["training"]["backbone"] is not None and not info["training"]["freeze"]:

@@ -1,0 +1,80 @@
+"""Pretend targets that the backbone never saw: one more fine-tuning for each source, without it.
+
+A source that the backbone was trained on is no unseen domain. Here a pretend target meets a backbone, heads
+and energies that were all trained without it, from the same start as the model's own.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sourceward.data import DomainDataset
+from sourceward.estimator import EnergyAdapter
+from sourceward.inputs import encode, prepare_samples
+from sourceward.nn.backbones import Backbone
+from sourceward.nn.projection import project_features
+from sourceward.run_folder import RunFolder
+from sourceward.settings import AdaptSettings
+from sourceward.stage import Job
+from sourceward.tuning import LENGTHS, Promise, Trial, pretend, settle
+from sourceward.two_stage import FineTuning
+
+if TYPE_CHECKING:
+    from sourceward.fitting import Prepared
+
+Prepare = Callable[[DomainDataset, Backbone, Job], "Prepared"]
+
+
+def crossfit(
+    sources: DomainDataset, start: Backbone, job: Job, prepare: Prepare, estimator: EnergyAdapter
+) -> tuple[AdaptSettings, Promise]:
+    """Settings of test time that pretend targets ask for, and what they gained.
+
+    Args:
+        sources: three or more.
+        start: the backbone as it was before any training; not changed.
+        job: of the run; what is trained here lies in a folder of its own and can be resumed.
+        prepare: makes samples ready for a backbone.
+        estimator: fitted; its settings are those of the pretend models.
+    """
+    settings = replace(estimator._test_time(), num_steps=LENGTHS[0])
+    trials = [
+        _trial(sources, name, start, job, prepare, estimator, settings) for name in sources.domain_names
+    ]
+    return settle(trials, settings)
+
+
+def _trial(
+    sources: DomainDataset,
+    name: str,
+    start: Backbone,
+    job: Job,
+    prepare: Prepare,
+    estimator: EnergyAdapter,
+    settings: AdaptSettings,
+) -> Trial:
+    folder = RunFolder(job.folder.path / "crossfit" / name, job.folder.configuration)
+    own = replace(job, folder=folder, board=None)
+    backbone = copy.deepcopy(start)
+    prepared = prepare(sources.without([name]), backbone, own)
+    classifier, _ = FineTuning(prepared, backbone, own).finish()
+    tuned = classifier.backbone.eval().requires_grad_(False)
+    feature, label = _features(tuned, prepared), torch.from_numpy(prepared.dataset.labels)
+    held = sources.of_domains([name])
+    samples = prepare_samples(held, start, prepared.labels.device, show=False)
+    unseen = encode(tuned, samples, slice(0, len(held))).cpu()
+    rows = slice(0, prepared.train[-1].stop)
+    _, both = project_features(tuned, torch.cat([feature, unseen]), rows, job.settings.components)
+    parts = [(both[part], label[part]) for part in prepared.train]
+    fit = partial(estimator.pretender(np.arange(len(sources.classes)))._fit_network, shifted=None)
+    return pretend(name, fit(parts), (both[len(feature) :], torch.from_numpy(held.labels)), settings)
+
+
+def _features(backbone: torch.nn.Module, prepared: "Prepared") -> Tensor:
+    return encode(backbone, prepared.samples, slice(0, len(prepared.dataset))).cpu()
