@@ -42,7 +42,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     Args:
         num_steps: steps of the walk at test time; 0 predicts without adaptation. `auto` lets each source play
             the unseen domain during `fit`, takes the longest walk that does not cost them accuracy, and says
-            in `promise_` what to expect; it needs three sources, and takes 10 steps where there are fewer.
+            in `promise_` what to expect; it needs three sources, and takes 5 steps where there are fewer.
         step_size: what multiplies the clipped gradient.
         noise_std: noise of each step.
         sampler: `langevin`, `nesterov` or `textbook`.

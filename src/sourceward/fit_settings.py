@@ -16,6 +16,7 @@ from sourceward.functional import Coefficients
 from sourceward.nn.heads import HEADS
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
+from sourceward.tuning import LENGTHS
 
 _ESTIMATOR = {name: p.default for name, p in inspect.signature(EnergyAdapter).parameters.items()}
 
@@ -32,10 +33,6 @@ JOINT: dict[str, Any] = {
 ResNet-18 on PACS; 32 of each source is what DomainBed draws and what a small machine can hold."""
 
 NESTED = {"augmentation": Augmentation, "finetune": FineTuneSettings}
-
-AUTO_STEPS = 10
-"""Stands for `num_steps="auto"` where nothing was tuned."""
-
 
 _USED = (
     "recipe",
@@ -139,7 +136,7 @@ class FitSettings:
             return getattr(fitted, f"{name}_", getattr(self, name))
 
         step = StepSettings(value("step_size"), value("noise_std"), accept=value("accept"))
-        steps = AUTO_STEPS if value("num_steps") == "auto" else value("num_steps")
+        steps = LENGTHS[0] if value("num_steps") == "auto" else value("num_steps")
         settings = AdaptSettings(steps, step, value("sampler"), value("aggregation"), value("num_draws"))
         settings = replace(settings, stop=self.stop, blend=self.blend)
         return settings if steps or value("num_steps") == "auto" else settings.off()

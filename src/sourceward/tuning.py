@@ -16,7 +16,7 @@ from sourceward.adapters import EnergyAdaptation
 from sourceward.nn import Network
 from sourceward.settings import AdaptSettings
 
-LENGTHS = (10, 5, 2, 0)
+LENGTHS = (5, 2, 0)
 """Walks to try, the favourite first; even with 0 steps the energies weigh the votes."""
 
 CAP = 0.02

@@ -12,9 +12,10 @@ from sourceward.adapters import EnergyAdaptation
 from sourceward.bench.experiments.base import Asked, Context, Outcome, experiment, leave_out
 from sourceward.bench.experiments.scores import Scores
 from sourceward.errors import InputError
+from sourceward.tuning import LENGTHS
 
 OFF = "no adaptation"
-STEPS = 10
+STEPS = LENGTHS[0]
 
 TEST_TIME: dict[str, dict[str, Any]] = {
     **{f"{k} steps": {"num_steps": k} for k in (0, 2, 5, 10, 20)},
