@@ -22,7 +22,7 @@ for dim, hidden, noise_std, accept, stop, record in [
     (64, 64, 0.0, "energy_not_higher", None, True),
 ]:
     full = ChainWeights.of(random_weights(2, dim, hidden, narrow=16, dtype=torch.float32))
-    weights = full._replace(half=full.halved(torch.float32))  # the interpreter multiplies no bfloat16
+    weights = full._replace(half=full.halved(torch.float32))  # compare the algorithm, not the rounding
     x, z = torch.randn(2, 16, dim, generator=make_generator())
     start, keys = x.expand(2, -1, -1), torch.arange(16)
     step = StepSettings(step_size=4.0, noise_std=noise_std, clip=0.05, accept=accept)

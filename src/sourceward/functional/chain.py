@@ -91,7 +91,7 @@ class ChainWeights(NamedTuple):
         back = matmul(_swish_backward(slope * self.out, a1), self.narrow_down)
         return value, _swish_backward(back, a0)
 
-    def halved(self, dtype: torch.dtype = torch.bfloat16) -> "HalfWeights":
+    def halved(self, dtype: torch.dtype = torch.float16) -> "HalfWeights":
         """The large matrices in a smaller type, for tensor cores."""
         large = (self.up, self.down, self.narrow_up, self.narrow_down)
         return HalfWeights(*(w.to(dtype) for w in large))
