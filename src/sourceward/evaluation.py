@@ -12,10 +12,9 @@ from torch import Tensor
 from sourceward.adapters import Adapted
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.errors import unknown_name
+from sourceward.functional.paired import interval, paired_draws
 from sourceward.inputs import encode, extract_features, prepare_samples
 from sourceward.model import Model
-
-RESAMPLES = 10_000
 
 
 def evaluate(
@@ -76,10 +75,7 @@ def _scores(
 ) -> tuple[dict[str, Any], np.ndarray]:
     right = [adapted.probabilities.argmax(1) == labels for adapted in (before, after)]
     change = right[1].astype(int) - right[0].astype(int)
-    # Resampling rows with replacement is a draw of how many of them lose, stay and win.
-    shares = np.bincount(change + 1, minlength=3) / len(labels)
-    counts = random.multinomial(len(labels), shares, RESAMPLES)
-    resampled = (counts[:, 2] - counts[:, 0]) / len(labels)
+    resampled = paired_draws(change, random)
     per_source = {
         name: {
             "unadapted": float((before.per_source[:, i].argmax(1) == labels).mean()),
@@ -102,8 +98,8 @@ def _scores(
 
 
 def _interval(draws: np.ndarray) -> dict[str, float]:
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return {"gain_low": float(low), "gain_high": float(high)}
+    low, high = interval(draws)
+    return {"gain_low": low, "gain_high": high}
 
 
 def _domains(dataset: DomainDataset, target: str | Sequence[str], model: Model) -> DomainDataset:

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from sourceward.adapters import EnergyAdaptation
+from sourceward.functional.paired import interval, paired_draws
 from sourceward.nn import Network
 from sourceward.settings import AdaptSettings
 
@@ -27,8 +28,6 @@ WORTH = 0.0025
 
 ROWS = 2000
 """Samples of a pretend target that are looked at."""
-
-RESAMPLES = 2000
 
 Part = tuple[Tensor, Tensor]
 """Features and labels of one source."""
@@ -139,24 +138,16 @@ def promise(trials: Sequence[Trial], chosen: int, settings: AdaptSettings) -> Pr
     shown = chosen or 1
     gains = {trial.source: float(trial.gain[shown]) for trial in trials}
     random = np.random.default_rng(0)
-    draws = []
-    for _ in range(RESAMPLES if chosen else 0):
-        picked = [trials[i] for i in random.integers(len(trials), size=len(trials))]
-        draws.append(np.mean([min(_resampled(trial, chosen, random), CAP) for trial in picked]))
-    low, high = np.quantile(draws, [0.025, 0.975]) if chosen else (0.0, 0.0)
+    changes = [trial.right[chosen] - trial.right[0] for trial in trials]
+    draws = np.minimum([paired_draws(change, random) for change in changes], CAP)  # (trials, resamples)
+    picked = random.integers(len(trials), size=draws.shape)  # pretend targets are drawn again, too
+    low, high = interval(np.take_along_axis(draws, picked, 0).mean(0))
     return Promise(
         gain=float(np.mean([min(gain, CAP) for gain in gains.values()])) if chosen else 0.0,
-        low=float(low),
-        high=float(high),
+        low=low,
+        high=high,
         per_source=gains,
         unadapted=float(np.mean([trial.right[0].mean() for trial in trials])),
         num_steps=settings.num_steps,
         adapts=bool(chosen),
     )
-
-
-def _resampled(trial: Trial, chosen: int, random: np.random.Generator) -> float:
-    """The gain in a bootstrap sample: how many of the samples lose, stay and win is multinomial."""
-    change = (trial.right[chosen] - trial.right[0]).astype(int)
-    counts = random.multinomial(len(change), np.bincount(change + 1, minlength=3) / len(change))
-    return float(counts[2] - counts[0]) / len(change)

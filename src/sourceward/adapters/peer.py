@@ -40,7 +40,7 @@ class Peer:
     are the network's own, at the features that the answer was read from: a peer does not walk on them.
 
     Rates are those of the released code where a backbone learns. Those of the variants on features, and M of
-    T3A, were chosen without any target label, by leaving out each source of two frozen-feature banks.
+    T3A, come from leaving out each source of two frozen-feature banks: the best there or close to it.
     """
 
     changes_weights: ClassVar[bool] = True

@@ -14,7 +14,8 @@ from sourceward.bench.checkpoints import Checkpoint, Part, Training, train
 from sourceward.bench.controls import linear_probabilities
 from sourceward.bench.measures import measure, measure_walk
 from sourceward.bench.samples import saved_and_lost
-from sourceward.bench.specs import CONTROLS, NONE, Spec
+from sourceward.bench.single_sample import SingleSample
+from sourceward.bench.specs import CONTROLS, LINEAR, NONE, Spec
 from sourceward.data import DomainDataset, open_dataset
 
 
@@ -128,7 +129,8 @@ def _control(job: Job, data: DomainDataset, target: str, spec: Spec) -> dict[str
     sources, part = data.without(job.left_out), data.of_domains([target])
     start = time.perf_counter()
     X, X_target = (np.asarray(d.items, dtype=np.float32) for d in (sources, part))
-    probability = linear_probabilities(X, sources.labels, sources.domains, X_target)
+    answer = linear_probabilities if spec.name == LINEAR else SingleSample(seed=job.seed).probabilities
+    probability = answer(X, sources.labels, sources.domains, X_target)
     seconds = time.perf_counter() - start
     numbers = _numbers(Part(part, None), probability, np.unique(sources.labels))  # type: ignore[arg-type]
     return _named(job, target, spec) | {

@@ -13,8 +13,8 @@ from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
 from sourceward.fit_settings import parse_assignments
 
-OURS, NONE, LINEAR = "ebtsa", "none", "linear"
-CONTROLS = (LINEAR,)
+OURS, NONE, LINEAR, SINGLE = "ebtsa", "none", "linear", "single_sample"
+CONTROLS = (LINEAR, SINGLE)
 """Classifiers trained anew on the same features: what ordinary training makes of the same data."""
 
 AUTO = "auto"
@@ -59,7 +59,8 @@ class Spec:
         """
         steps = {AUTO: "self-tuned"}
         words = [steps.get(v, f"{v} steps") if k == "num_steps" else f"{k} {v}" for k, v in self.options]
-        name = {NONE: "no adaptation", LINEAR: "linear control"}.get(self.name, self.name)
+        names = {NONE: "no adaptation", LINEAR: "linear control", SINGLE: "single-sample control"}
+        name = names.get(self.name, self.name)
         return ", ".join([name, *words])
 
 

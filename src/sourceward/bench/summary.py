@@ -153,7 +153,7 @@ def _row(
         "adapter": key,
         "label": _label(key, plan),
         "oracle": name == "oracle",
-        "control": name == LINEAR,
+        "control": name in CONTROLS,
         **({"traits": vars(adapter_traits(name))} if name in ADAPTERS else {}),
         **({"chosen": chosen[key]} if key in chosen else {}),
         **_spread(means),
