@@ -129,7 +129,7 @@ def _control(job: Job, data: DomainDataset, target: str, spec: Spec) -> dict[str
     sources, part = data.without(job.left_out), data.of_domains([target])
     start = time.perf_counter()
     X, X_target = (np.asarray(d.items, dtype=np.float32) for d in (sources, part))
-    answer = linear_probabilities if spec.name == LINEAR else SingleSample(seed=job.seed).probabilities
+    answer = linear_probabilities if spec.name == LINEAR else SingleSample(seed=job.seed or 0).probabilities
     probability = answer(X, sources.labels, sources.domains, X_target)
     seconds = time.perf_counter() - start
     numbers = _numbers(Part(part, None), probability, np.unique(sources.labels))  # type: ignore[arg-type]
