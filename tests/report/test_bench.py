@@ -10,6 +10,7 @@ from sourceward.bench.protocol import Plan, bench
 from sourceward.bench.specs import parse_specs
 from sourceward.errors import InputError
 from sourceward.report.bench import bench_page, headline
+from sourceward.report.document import document
 from sourceward.report.page import render
 from sourceward.report.results import report_page
 from sourceward.report.subject import choose_subject
@@ -145,3 +146,14 @@ def test_bad_folders_and_adapters(folder, tmp_path):
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(InputError, match="of an earlier kind"):
         report_page(tmp_path)
+
+
+def test_all_results_as_one_markdown_page(folder, results):
+    text = document(folder.parent)
+    row = next(row for row in results["table"] if row["adapter"] == "ebtsa:num_steps=2")
+    assert f"| {100 * row['mean']:.1f} ± {100 * row['std']:.1f} |" in text
+    assert f"{100 * row['gain']:+.1f} ({100 * row['gain_low']:+.1f} to" in text
+    assert "sourceward bench f.npz" in text
+    assert "Published, with training and selection of their own" in text
+    with pytest.raises(InputError, match="Expected results.json somewhere"):
+        document(folder / "cells")

@@ -12,11 +12,20 @@ def report(
     adapter: Annotated[
         str | None, typer.Option(help="The adapter that the page is about, as in results.json.")
     ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="All results below DIR as one Markdown page instead.")
+    ] = False,
 ) -> None:
     """Make one self-contained HTML page of results: no script, no network; for screen, phone and print."""
+    from sourceward.report.document import document
     from sourceward.report.page import render, write_whole
     from sourceward.report.results import report_page
 
+    if markdown:
+        page_file = out or folder / "results.md"
+        write_whole(page_file, document(folder))
+        typer.echo(f"Read {page_file}")
+        return
     target = out or folder / "report.html"
     page = report_page(folder, adapter)
     write_whole(target, render(page))

@@ -1,0 +1,119 @@
+"""Every results file below a folder as one Markdown page, with the published figures beside."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sourceward.bench.quoted import quoted
+from sourceward.errors import InputError
+
+INTRODUCTION = (
+    "# Results\n\nWritten by `sourceward report {folder} --markdown`. Every number comes from the file named "
+    "beside it, which also holds command, seeds, settings and versions. No target label was used for "
+    "training or selection."
+)
+PUBLISHED = "comparison"
+
+
+def document(folder: str | Path) -> str:
+    """The page of all results below `folder`, in the order of their names."""
+    folder = Path(folder)
+    files = sorted(folder.rglob("results.json"))
+    if not files:
+        raise InputError(f"Expected results.json somewhere in '{folder}', but found none.")
+    parts = [INTRODUCTION.format(folder=folder.name)]
+    for file in files:
+        results = json.loads(file.read_text())
+        section = {"bench": _bench, "experiment": _experiment}.get(results.get("kind", ""))
+        if section is not None:
+            name = file.parent.relative_to(folder).as_posix()
+            parts.append(
+                f"## {name}\n\n`{results['command']}` ([file](../{folder.name}/{name}/results.json))"
+            )
+            parts += section(results)
+    return "\n\n".join([*parts, *_published()]) + "\n"
+
+
+def _bench(results: dict[str, Any]) -> Iterator[str]:
+    rows = results["table"]
+    places = list(dict.fromkeys(place for row in rows for place in row["targets"]))
+    names = [place.rsplit("/", 1)[-1] for place in places]
+    names = names if len(set(names)) == len(names) else places
+    yield _table(
+        ["accuracy, %", *names, "mean", "against no adaptation", "worst target"],
+        [
+            [
+                row["label"],
+                *(_spread(row["targets"].get(place)) for place in places),
+                _spread(row),
+                _gain(row),
+                f"{100 * min(target['gain'] for target in row['targets'].values()):+.1f}",
+            ]
+            for row in rows
+        ],
+    )
+    yield results["plus_minus"]
+    promised = list(_promises(results))
+    if promised:
+        mean = sum(abs(told - found) for _, told, found in promised) / len(promised)
+        yield (
+            f"Self-tuning promised {_mean(p[1] for p in promised):+.1f} points on average over "
+            f"{len(promised)} models and gained {_mean(p[2] for p in promised):+.1f}; the two differ by "
+            f"{100 * mean:.1f} points on average."
+        )
+    failed = [cell for cell in results.get("failed", ()) if not cell.get("unsuitable")]
+    if failed:
+        yield f"{len(failed)} cells failed; the first: {failed[0]['reason']}"
+
+
+def _promises(results: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
+    """Target, promised gain and measured gain of every self-tuned model."""
+    for cell in results["cells"]:
+        told = cell.get("promise") or (cell.get("training") or {}).get("promise")
+        answers = cell.get("adapters", {})
+        tuned = next((answers[key] for key in answers if key.endswith("num_steps=auto")), None)
+        if told and tuned and "none" in answers:
+            yield cell["target"], told["gain"], tuned["accuracy"] - answers["none"]["accuracy"]
+
+
+def _experiment(results: dict[str, Any]) -> Iterator[str]:
+    yield results["about"]
+    for table in results["tables"]:
+        width = len(table["header"])
+        rows = [[*row, *[""] * (width - len(row))] for row in table["rows"]]
+        yield _table(table["header"], rows)
+        if table["caption"]:
+            yield table["caption"]
+
+
+def _published() -> Iterator[str]:
+    rows = quoted(PUBLISHED, dataset="pacs") + quoted(PUBLISHED, dataset="pheme")
+    yield "## Published, with training and selection of their own"
+    yield _table(
+        ["method", "data", "backbone", "accuracy, %", "source"],
+        [[row.method, row.dataset, row.backbone, f"{row.mean:.2f}", row.source] for row in rows],
+    )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _spread(numbers: dict[str, Any] | None) -> str:
+    if numbers is None:
+        return "-"
+    std = "" if numbers.get("std") is None else f" ± {100 * numbers['std']:.1f}"
+    return f"{100 * numbers['mean']:.1f}{std}"
+
+
+def _gain(row: dict[str, Any]) -> str:
+    if row["adapter"] == "none":
+        return ""
+    return f"{100 * row['gain']:+.1f} ({100 * row['gain_low']:+.1f} to {100 * row['gain_high']:+.1f})"
+
+
+def _mean(values: Iterator[float]) -> float:
+    found = list(values)
+    return 100 * sum(found) / len(found)
