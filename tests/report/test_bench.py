@@ -155,5 +155,5 @@ def test_all_results_as_one_markdown_page(folder, results):
     assert f"{100 * row['gain']:+.1f} ({100 * row['gain_low']:+.1f} to" in text
     assert "sourceward bench f.npz" in text
     assert "Published, with training and selection of their own" in text
-    with pytest.raises(InputError, match="Expected results.json somewhere"):
+    with pytest.raises(InputError, match=r"Expected results\.json somewhere"):
         document(folder / "cells")
