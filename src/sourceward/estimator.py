@@ -104,7 +104,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         train_steps: int = 20,
         chains: int = 32,
         posterior_chain: bool = False,
-        kl: float = 0.03,
+        kl: float = 0.01,
         guide: float = 1.0,
         pooled: float = TrainSettings.pooled,
         feature_noise: float = 0.5,

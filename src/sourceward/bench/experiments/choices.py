@@ -31,7 +31,7 @@ TEST_TIME: dict[str, dict[str, Any]] = {
 """Against no adaptation; sources vote by energy where nothing else is said."""
 
 TRAINING: dict[str, dict[str, Any]] = {
-    "KL weight 0.01": {"kl": 0.01},
+    "KL weight 0.03": {"kl": 0.03},
     "head of the paper": {"head": "prototype"},
     "without the last line of eq. 10": {"guide": 0.0},
     "without feature noise": {"feature_noise": 0.0},
