@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sourceward import Adapted, EnergyAdapter, InputError, create_adapter
-from sourceward.estimator import _held_out
+from sourceward._sources import held_out
 from sourceward.functional import energy, latent_bias
 from sourceward.nn import folded
 from sourceward.samplers import SAMPLERS
@@ -230,7 +230,7 @@ def feed_of(rows: np.ndarray, label: np.ndarray, source: np.ndarray) -> Resident
     parts = [source == number for number in np.unique(source)]
     inputs = [torch.from_numpy(rows[part].astype(np.float32)) for part in parts]
     labels = [torch.from_numpy(label[part]) for part in parts]
-    kept = [~_held_out(part) for part in labels]  # the others are for calibration
+    kept = [~held_out(part) for part in labels]  # the others are for calibration
     inputs, labels = ([x[keep] for x, keep in zip(xs, kept)] for xs in (inputs, labels))
     return ResidentFeed(inputs, labels, QUICK["batch_size"])
 

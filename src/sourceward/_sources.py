@@ -1,5 +1,6 @@
 """From one matrix and a domain column to one labelled part per source, with what is wrong said plainly."""
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -75,3 +76,21 @@ def split_sources(
             f"Expected features whose squares fit into float32, but X spans {spread:.0e}. Rescale X."
         )
     return parts
+
+
+def held_out(label: Tensor) -> Tensor:
+    """Which rows to calibrate on and not to train on: every tenth of each class that has ten."""
+    held = torch.zeros(len(label), dtype=torch.bool, device=label.device)
+    for number in label.unique():
+        rows = torch.nonzero(label == number).flatten()
+        held[rows[9::10]] = True
+    return held
+
+
+def fingerprint_of(parts: list[Any], shifted: Any, settings: tuple[Any, ...]) -> str:
+    """Of everything the training depends on: a checkpoint of anything else must not be resumed."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for x, y in [*parts, *([shifted] if shifted else [])]:
+        digest.update(x.cpu().numpy().tobytes())
+        digest.update(y.cpu().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,6 +1,5 @@
 """`EnergyAdapter`: the method for feature matrices, with scikit-learn's conventions."""
 
-import hashlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from sourceward._sources import encode_sources, split_sources
+from sourceward._estimator_file import describe, restore
+from sourceward._sources import encode_sources, fingerprint_of, held_out, split_sources
 from sourceward.adapters import Adapted, EnergyAdaptation
 from sourceward.errors import InputError, unknown_name
 from sourceward.functional import Coefficients
@@ -214,7 +214,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     def save(self, path: str | Path) -> None:
         """Write the fitted estimator to one safetensors file."""
         check_is_fitted(self, "network_")
-        save_tensors(path, self.network_.state_dict(), self._metadata())
+        save_tensors(path, self.network_.state_dict(), describe(self))
 
     @classmethod
     def load(cls, path: str | Path) -> "EnergyAdapter":
@@ -223,31 +223,12 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         if meta.get("kind") != "EnergyAdapter":
             raise InputError(f"Expected an EnergyAdapter in '{path}', but it holds something else.")
         try:
-            return cls._restore(tensors, meta)
+            return restore(cls(**meta["params"]), tensors, meta)
         except (KeyError, TypeError, RuntimeError):
             raise InputError(
                 f"'{path}' was written by sourceward {meta.get('version')}, which this version cannot read. "
                 "Use that version, or fit again."
             ) from None
-
-    @classmethod
-    def _restore(cls, tensors: dict[str, Tensor], meta: dict[str, Any]) -> "EnergyAdapter":
-        self = cls(**meta["params"])
-        self.classes_ = np.array(meta["classes"], dtype=np.dtype(meta["classes_dtype"]))
-        self.sources_ = list(meta["sources"])
-        self.n_features_in_ = meta["n_features_in"]
-        if meta["feature_names_in"] is not None:
-            self.feature_names_in_ = np.array(meta["feature_names_in"], dtype=object)
-        self.n_iter_, self._seed, self._head = meta["n_iter"], meta["seed"], self.head
-        told = meta.get("promise")
-        self.promise_ = None if told is None else Promise(**told)
-        self.num_steps_ = meta.get("num_steps", self.num_steps)
-        self.adapts_ = self.promise_.adapts if self.promise_ is not None else self.num_steps_ > 0
-        self.network_ = self._network(len(self.sources_), self.n_features_in_)
-        self.network_.load_state_dict(tensors)
-        # As after `fit`: torch multiplies in another order where a gradient may be asked for.
-        self.network_.requires_grad_(False).eval()
-        return self
 
     def _fit_network(
         self, parts: list[Part], shifted: Part | None, checkpoint: str | Path | None = None
@@ -255,7 +236,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         """A trained network with energies calibrated on samples that it was not trained on."""
         device = choose_device(self.device)
         parts = [(x.to(device), y.to(device)) for x, y in parts]
-        split = [_held_out(label) for _, label in parts]
+        split = [held_out(label) for _, label in parts]
         trained = [(x[~held], y[~held]) for (x, y), held in zip(parts, split)]
         network = self._train(trained, shifted, checkpoint)
         for source, ((x, _), held) in enumerate(zip(parts, split)):
@@ -311,7 +292,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         settings = self._train_settings()
         fingerprint = ""
         if checkpoint is not None:
-            fingerprint = _fingerprint(parts, shifted, (self.head, device, loop, settings, self._seed))
+            fingerprint = fingerprint_of(parts, shifted, (self.head, device, loop, settings, self._seed))
         with progress_bar(self.max_iter, "fitting", self.verbose) as advance:
             return train(
                 network,
@@ -417,51 +398,6 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             if name not in known:
                 raise unknown_name("source", name, map(str, self.sources_))
         return tuple(known[name] for name in sources)
-
-    def _plain_params(self) -> dict[str, Any]:
-        params = {k: v.item() if isinstance(v, np.generic) else v for k, v in self.get_params().items()}
-        params["checkpoint"] = None
-        params["head"] = self._head  # as fitted, whatever the setting says since
-        if not isinstance(params["random_state"], int | None):
-            params["random_state"] = self._seed
-        return params
-
-    def _metadata(self) -> dict[str, Any]:
-        from sourceward import __version__
-
-        names = getattr(self, "feature_names_in_", None)
-        return {
-            "kind": "EnergyAdapter",
-            "version": __version__,
-            "params": self._plain_params(),
-            "classes": self.classes_.tolist(),
-            "classes_dtype": self.classes_.dtype.str,
-            "sources": self.sources_,
-            "n_features_in": self.n_features_in_,
-            "feature_names_in": None if names is None else names.tolist(),
-            "n_iter": self.n_iter_,
-            "seed": self._seed,
-            "num_steps": self.num_steps_,
-            "promise": None if self.promise_ is None else self.promise_.to_dict(),
-        }
-
-
-def _held_out(label: Tensor) -> Tensor:
-    """Which rows to calibrate on and not to train on: every tenth of each class that has ten."""
-    held = torch.zeros(len(label), dtype=torch.bool, device=label.device)
-    for number in label.unique():
-        rows = torch.nonzero(label == number).flatten()
-        held[rows[9::10]] = True
-    return held
-
-
-def _fingerprint(parts: list[Any], shifted: Any, settings: tuple[Any, ...]) -> str:
-    """Of everything the training depends on: a checkpoint of anything else must not be resumed."""
-    digest = hashlib.sha256(repr(settings).encode())
-    for x, y in [*parts, *([shifted] if shifted else [])]:
-        digest.update(x.cpu().numpy().tobytes())
-        digest.update(y.cpu().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _note(done: int, loss: Any) -> str:
