@@ -19,6 +19,7 @@ from sourceward.estimator import EnergyAdapter
 from sourceward.inputs import encode, prepare_samples
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.projection import project_features
+from sourceward.parallel import ALONE
 from sourceward.run_folder import RunFolder
 from sourceward.settings import AdaptSettings
 from sourceward.stage import Job
@@ -59,8 +60,9 @@ def _trial(
     estimator: EnergyAdapter,
     settings: AdaptSettings,
 ) -> Trial:
-    folder = RunFolder(job.folder.path / "crossfit" / name, job.folder.configuration)
-    own = replace(job, folder=folder, board=None)
+    number = str(sources.domain_names.index(name))  # a name may be no name of a folder
+    folder = RunFolder(job.folder.path / "crossfit" / number, job.folder.configuration)
+    own = replace(job, folder=folder, board=None, processes=ALONE)  # stage 2 is the main process's
     backbone = copy.deepcopy(start)
     prepared = prepare(sources.without([name]), backbone, own)
     classifier, _ = FineTuning(prepared, backbone, own).finish()

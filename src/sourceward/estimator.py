@@ -41,8 +41,9 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
 
     Args:
         num_steps: steps of the walk at test time; 0 predicts without adaptation. `auto` lets each source play
-            the unseen domain during `fit`, takes the longest walk that does not cost them accuracy, and says
-            in `promise_` what to expect; it needs three sources, and takes 5 steps where there are fewer.
+            the unseen domain during `fit`, takes the longest of 5, 2 and 0 steps that they gain by, or turns
+            adaptation off, and says in `promise_` what to expect. It needs three sources; with fewer it takes
+            5 steps and promises nothing.
         step_size: what multiplies the clipped gradient.
         noise_std: noise of each step.
         sampler: `langevin`, `nesterov` or `textbook`.

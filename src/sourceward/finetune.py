@@ -190,6 +190,7 @@ class FineTuner(Learner):
         self.sources = len(batch.label)
         if self.graph is None and self._capturable:
             self.graph = self._capture(inputs, label)
+            torch.manual_seed(self.seed + self.iteration)  # warming up drew from it, too
         if self.graph is not None:
             loss = self.graph(inputs, label)
         else:

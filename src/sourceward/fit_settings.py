@@ -129,17 +129,14 @@ class FitSettings:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"Expected `{name}` to be 1 or more, but got {getattr(self, name)}.")
 
-    def adapt(self, fitted: Any = None) -> AdaptSettings:
-        """Test time; what a fitted estimator has tuned (`num_steps_`, ...) comes before what is set."""
-
-        def value(name: str) -> Any:
-            return getattr(fitted, f"{name}_", getattr(self, name))
-
-        step = StepSettings(value("step_size"), value("noise_std"), accept=value("accept"))
-        steps = LENGTHS[0] if value("num_steps") == "auto" else value("num_steps")
-        settings = AdaptSettings(steps, step, value("sampler"), value("aggregation"), value("num_draws"))
-        settings = replace(settings, stop=self.stop, blend=self.blend)
-        return settings if steps or value("num_steps") == "auto" else settings.off()
+    def adapt(self) -> AdaptSettings:
+        """Test time, before anything is tuned."""
+        step = StepSettings(self.step_size, self.noise_std, accept=self.accept)
+        steps: Any = LENGTHS[0] if self.num_steps == "auto" else self.num_steps
+        settings = AdaptSettings(
+            steps, step, self.sampler, self.aggregation, self.num_draws, stop=self.stop, blend=self.blend
+        )
+        return settings if steps else settings.off()
 
     def corrupts(self, kind: str, sources: int) -> bool:
         """Whether chains start at corrupted copies of the samples."""
@@ -196,7 +193,10 @@ class FitSettings:
         plain = {k: v for k, v in values.items() if k.partition(".")[0] not in NESTED}
         nested = {}
         for name, kind in NESTED.items():
-            inner = dict(values.get(name) or {})
+            inner = values.get(name) or {}
+            if not isinstance(inner, Mapping):
+                raise InputError(f"Expected settings in `{name}`, such as {name}.X=1, but got {inner!r}.")
+            inner = dict(inner)
             inner |= {k.partition(".")[2]: v for k, v in values.items() if k.startswith(f"{name}.")}
             nested[name] = replace(getattr(self, name), **_typed(kind, inner))
         return replace(self, **_typed(FitSettings, plain), **nested)

@@ -45,7 +45,6 @@ from sourceward.run_folder import RunFolder, open_board, software
 from sourceward.runs import Run
 from sourceward.settings import AdaptSettings
 from sourceward.stage import Job
-from sourceward.train import Trainer
 from sourceward.tuning import Promise
 from sourceward.two_stage import finish_two_stage
 
@@ -98,6 +97,7 @@ def fit(
         plan = settings_for(trains, chosen.settings if chosen and trains else None, settings)
     body = _backbone(sources, backbone or (chosen and chosen.backbone), weights, plan, trains, seed)
     _check_shifts(sources, body, plan, trains)
+    _check_crossfit(sources, plan, trains)
     configuration = _configuration(sources, body, freeze, plan, seed, processes)
     folder = RunFolder(Path(out), configuration)
     try:
@@ -214,6 +214,19 @@ def _check_shifts(
         )
 
 
+def _check_crossfit(sources: DomainDataset, settings: FitSettings, trains: bool) -> None:
+    """Refuse before the work what cross-fitting has no part in."""
+    few = len(sources.domain_names) < FEWEST_SOURCES
+    needs = (
+        ("a backbone that is trained in two stages", not trains or settings.recipe != "two-stage"),
+        ("`num_steps=auto`", settings.num_steps != "auto"),
+        (f"{FEWEST_SOURCES} or more sources", few),
+    )
+    for need, missing in needs:
+        if settings.crossfit and missing:
+            raise InputError(f"Expected {need} for `crossfit=true`, but there is none here. Leave it out.")
+
+
 def _prepare(arranged: "Arranged", backbone: Backbone | None, job: Job, device: torch.device) -> Prepared:
     dataset, train, val = arranged
     with job.processes.main_first():
@@ -226,7 +239,7 @@ def _pretend(
 ) -> Callable[[EnergyAdapter], tuple[AdaptSettings, Promise]] | None:
     """Cross-fitting, where it is asked for and there is something to tune."""
     settings = job.settings
-    if not settings.crossfit or settings.num_steps != "auto" or len(sources.domain_names) < FEWEST_SOURCES:
+    if not settings.crossfit:
         return None
 
     def prepare(part: DomainDataset, backbone: Backbone, own: Job) -> Prepared:
@@ -322,4 +335,4 @@ def _configuration(
     }
 
 
-__all__ = ["FitSettings", "Task", "Trainer", "fit"]
+__all__ = ["FitSettings", "Task", "fit"]

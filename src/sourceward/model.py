@@ -132,10 +132,16 @@ class Model:
         trajectory: bool = False,
     ) -> Adapted:
         """`adapt` from rescaled features (n, dim), as `features` returns them."""
-        settings = self.settings
-        if num_steps is not None:
-            settings = replace(settings, num_steps=num_steps) if num_steps else settings.off()
+        settings = self.settings if num_steps is None else self.asked(num_steps)
         return EnergyAdaptation(settings, self._numbers(sources), trajectory)(self.network, feature)
+
+    def asked(self, num_steps: int) -> AdaptSettings:
+        """Settings of test time with another number of steps, as if nothing had been tuned."""
+        if not num_steps:
+            return self.settings.off()
+        given = self.info.get("training", {}).get("settings", {})
+        votes = {name: given[name] for name in ("aggregation", "stop", "blend") if name in given}
+        return replace(self.settings, num_steps=num_steps, **votes)
 
     def explain(self, adapted: Adapted) -> list[Prediction]:
         """One `Prediction` for each row."""

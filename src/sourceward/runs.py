@@ -16,7 +16,7 @@ from sourceward.functional import Loss
 from sourceward.inputs import Resident
 from sourceward.model import Model
 from sourceward.nn import Network
-from sourceward.run_folder import LAST, RunFolder, differences, software
+from sourceward.run_folder import LAST
 from sourceward.settings import AdaptSettings
 from sourceward.stage import Job, Stage
 from sourceward.storage import save_tensors
@@ -55,6 +55,8 @@ class Run(Stage):
         network.eval().requires_grad_(False).to(task.labels.device)
         data = task.dataset
         adapt, promise = self._tuned()
+        if adapt != self.settings.adapt():
+            info["metrics"] |= self._scores(network, adapt)
         info["promise"] = None if promise is None else promise.to_dict()
         model = Model(network, data.classes, data.domain_names, adapt, info)
         if self.processes.is_main:
@@ -95,9 +97,13 @@ class Run(Stage):
 
     def scores(self, network: Network) -> dict[str, Any]:
         self.task.fit_centers(network)
+        self._calibrate(network)
+        return self._scores(network, self.settings.adapt())
+
+    def _scores(self, network: Network, adapt: AdaptSettings) -> dict[str, Any]:
         task = self.task
         parts = ((n, *task.features(network, r)) for n, r in zip(task.dataset.domain_names, task.val))
-        return validate(parts, network, self.settings.adapt())
+        return validate(parts, network, adapt)
 
     def _tuned(self) -> tuple[AdaptSettings, Promise | None]:
         """What pretend targets ask for; with a backbone that saw them all there is none to ask."""
@@ -116,10 +122,13 @@ class Run(Stage):
         that were held out."""
         if self.task.look is not None:
             self.task.fit_centers(network.eval(), everything=True)
+        self._calibrate(network)
+        return network
+
+    def _calibrate(self, network: Network) -> None:
         for source, (train, val) in enumerate(zip(self.task.train, self.task.val)):
             rows = val if val.stop > val.start else train
             network.fit_calibration(source, self.task.features(network, rows)[0])
-        return network
 
 
 def validate(
@@ -135,7 +144,7 @@ def validate(
                 return float((adapted.probabilities.argmax(1) == truth).mean())
 
             per_source[name] = {
-                "unadapted": score(EnergyAdaptation(AdaptSettings(num_steps=0))(network, feature)),
+                "unadapted": score(EnergyAdaptation(settings.off())(network, feature)),
                 "adapted": score(EnergyAdaptation(settings)(network, feature)),
                 "samples": len(label),
             }
@@ -144,6 +153,3 @@ def validate(
         for key in ("unadapted", "adapted")
     }
     return {**means, "per_source": per_source}
-
-
-__all__ = ["Run", "RunFolder", "differences", "software", "validate"]

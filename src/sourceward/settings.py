@@ -96,7 +96,7 @@ class AdaptSettings:
     """Test time.
 
     Args:
-        num_steps: length of the chain; 0 predicts without adaptation.
+        num_steps: length of the chain; 0 moves nothing. `off` is no adaptation at all.
         step: settings of each step.
         sampler: a name in `SAMPLERS`.
         aggregation: a name in `AGGREGATIONS`.

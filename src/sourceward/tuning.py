@@ -2,7 +2,8 @@
 
 A pretend target is answered by a model that was fitted without it, with and without adaptation. The walk that
 is taken to the real target is the longest one that the pretend targets gain by, and what they gained is what
-is promised. No target sample is involved, labelled or not.
+is promised: a little optimistic, since the walk is chosen on the same pretend targets. No target sample is
+involved, labelled or not.
 """
 
 from collections.abc import Callable, Sequence

@@ -25,9 +25,9 @@ NONFINITE = "nonfinite"
 STATUS_TEXT = {
     MOVED: "At least one source moved the sample.",
     ADAPTED: "A copy of the model was adapted, or its classifier adjusted; the sample was not moved.",
-    KEPT_ENERGY_NOT_LOWER: "No source found a step of lower energy; the answer is the unadapted one. "
+    KEPT_ENERGY_NOT_LOWER: "No source found a step of lower energy; the sample was not moved. "
     "A smaller `step_size` may help.",
-    KEPT_GATE: "Adaptation was off for this sample; the answer is the unadapted one.",
+    KEPT_GATE: "No step was asked for; the sample was not moved.",
     NONFINITE: "The adaptation left the finite numbers; the answer is the unadapted one. "
     "Use a smaller `step_size` or `rate`.",
 }

@@ -66,7 +66,7 @@ class EnergyAdaptation:
         finite = np.isfinite(adapted.probabilities).all(1)
         if finite.all() or not self.settings.num_steps:
             return adapted
-        still = replace(self, settings=replace(self.settings, num_steps=0))
+        still = replace(self, settings=self.settings.off())
         return _fall_back(adapted, still._block(network, feature, keys), finite)
 
     def _answer(self, network: Network, feature: Tensor, keys: Tensor) -> Answer:

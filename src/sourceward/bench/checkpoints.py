@@ -101,6 +101,7 @@ class Checkpoint:
         encode: rescaled features of a part of the dataset.
         estimator: where the features are the user's own.
         info: seconds and memory of the training, what was promised, settings.
+        asked: settings of test time for a number of steps, as if nothing was tuned; `settings` if None.
     """
 
     network: Network
@@ -112,6 +113,7 @@ class Checkpoint:
     encode: Callable[[DomainDataset], Tensor]
     estimator: EnergyAdapter | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    asked: Callable[[int], AdaptSettings] | None = None
 
     def part(self, domain: str) -> Part:
         """All samples of one domain."""
@@ -175,9 +177,10 @@ class Checkpoint:
             with changed(self.estimator, options) as estimator:
                 return estimator.adapt(np.asarray(part.dataset.items, dtype=np.float32))
         given = {k: v for k, v in options.items() if (k, v) != ("num_steps", AUTO)}
+        base = self.asked(given["num_steps"]) if self.asked and "num_steps" in given else self.settings
         inner = {k: v for k, v in given.items() if k in self.settings.step.__dataclass_fields__}
         outer = {k: v for k, v in given.items() if k not in inner}
-        settings = replace(self.settings, step=replace(self.settings.step, **inner), **outer)
+        settings = replace(base, step=replace(base.step, **inner), **outer)
         settings = settings.off() if given.get("num_steps") == 0 else settings
         settings.check()
         return EnergyAdaptation(settings)(self.network, part.feature)
@@ -231,7 +234,7 @@ def _on_features(
         np.asarray(estimator.classes_),
         data,
         left_out,
-        estimator._test_time(estimator.num_steps_),
+        estimator._test_time(),
         encode,
         estimator,
         info,
@@ -254,7 +257,7 @@ def _on_inputs(
         weights=training.weights,
         freeze=training.freeze,
         preset=training.preset,
-        settings=training.settings,
+        settings=training.settings | ({"finetune.select": "last"} if _two_stage(training) else {}),
         device=training.device,
         seed=seed,
         progress=False,
@@ -280,7 +283,14 @@ def _on_inputs(
         lambda dataset: dataset_features(model, dataset, False),
         None,
         info,
+        model.asked,
     )
+
+
+def _two_stage(training: Training) -> bool:
+    """Whether the last weights of a fine-tuned backbone are asked for."""
+    joint = training.preset is not None or training.settings.get("recipe") == "joint"
+    return training.last and not training.freeze and not joint
 
 
 def in_order(adapted: Adapted, order: np.ndarray) -> Adapted:

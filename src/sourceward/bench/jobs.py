@@ -90,8 +90,11 @@ def run_job(job: Job) -> list[dict[str, Any]]:
 
 
 def _answers(job: Job, checkpoint: Checkpoint, target: str, specs: tuple[Spec, ...]) -> list[dict[str, Any]]:
-    part = checkpoint.part(target)
-    before = checkpoint.answer(Spec(NONE), part).probabilities
+    try:
+        part = checkpoint.part(target)
+        before = checkpoint.answer(Spec(NONE), part).probabilities
+    except Exception as error:
+        return [_failed(job, target, spec, error) for spec in specs]
     cells = []
     for spec in specs:
         try:

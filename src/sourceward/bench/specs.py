@@ -18,7 +18,7 @@ CONTROLS = (LINEAR, SINGLE)
 """Classifiers trained anew on the same features: what ordinary training makes of the same data."""
 
 AUTO = "auto"
-"""As many steps as the sources, each playing the target, do not object to."""
+"""As many steps as the sources, each playing the target, gain by."""
 
 TEST_TIME = (
     "num_steps",

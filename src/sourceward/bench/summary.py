@@ -60,12 +60,11 @@ def summarize(
         for name, value in spec.options
         if (spec.name, name) == (OURS, "num_steps")
     ]
+    rows = [key for key in _ordered(plan, grid) if _shared(grid, key)]
     return {
         "steps": [0, *steps],
         "plus_minus": plus_minus(len(plan.seeds)),
-        "table": [_row(key, plan, grid, labels, chosen) for key in _ordered(plan, grid)]
-        if NONE in grid
-        else [],
+        "table": [_row(key, plan, grid, labels, chosen) for key in rows],
         "cells": _cells(main, grid, labels),
         "failed": [
             {name: cell[name] for name in ("data", "target", "seed", "adapter")}
@@ -120,11 +119,17 @@ def _ordered(plan: "Plan", grid: Mapping) -> list[str]:
     return [key for key in keys if key in grid]
 
 
+def _shared(grid: Mapping, key: str) -> bool:
+    """Whether a contestant and no adaptation answered the same thing anywhere."""
+    none = grid.get(NONE, {})
+    return any(by_seed.keys() & none.get(place, {}).keys() for place, by_seed in grid[key].items())
+
+
 def _row(
     key: str, plan: "Plan", grid: Mapping, labels: Mapping[Place, np.ndarray], chosen: Mapping
 ) -> dict[str, Any]:
     """One contestant: per target and in the mean, over the places that it and `none` both have."""
-    places = {place: by_seed for place, by_seed in grid[key].items() if place in grid[NONE]}
+    places = {p: by_seed for p, by_seed in grid[key].items() if by_seed.keys() & grid[NONE].get(p, {}).keys()}
     targets: dict[str, Any] = {}
     changes, accuracy = [], []
     for place, by_seed in places.items():

@@ -21,7 +21,7 @@ AGGREGATIONS: Registry[Aggregation] = Registry("aggregation")
 
 @AGGREGATIONS.register("mean")
 def mean(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
-    """Every source votes with the same weight: the paper's ensemble, and the default."""
+    """Every source votes with the same weight: the paper's ensemble."""
     return probability.mean(0)
 
 

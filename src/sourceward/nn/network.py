@@ -10,6 +10,9 @@ from sourceward.nn.energy import StackedEnergy
 from sourceward.nn.heads import HEADS, Head
 from sourceward.nn.latent import LatentNet
 
+CALIBRATION_ROWS = 4096
+"""As many samples tell a distribution."""
+
 
 class Network(nn.Module):
     """Backbone psi, latent network phi, head, energies theta and the class centres of each source.
@@ -97,6 +100,7 @@ class Network(nn.Module):
     @torch.no_grad()
     def fit_calibration(self, source: int, feature: Tensor) -> None:
         """Store how the energy of one source is distributed over (batch, dim) samples of its own."""
+        feature = feature[:CALIBRATION_ROWS]
         rows = feature.expand(self.sources, -1, -1)
         prior, weights = self.prior(rows), self.energy.weights()
         bias = latent_bias(weights, None if prior is None else prior.mean)

@@ -1,17 +1,17 @@
 """Every results file below a folder as one Markdown page, with the published figures beside."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sourceward.bench.quoted import quoted
 from sourceward.errors import InputError
+from sourceward.report.results import read_results
 
 INTRODUCTION = (
     "# Results\n\nWritten by `sourceward report {folder} --markdown`. Every number comes from the file named "
-    "beside it, which also holds command, seeds, settings and versions. No target label was used for "
-    "training or selection."
+    "beside it, which also holds command, seeds, settings and versions. Target labels count right answers; a "
+    "table whose selection looks at them is named oracle."
 )
 PUBLISHED = "comparison"
 
@@ -22,15 +22,14 @@ def document(folder: str | Path) -> str:
     files = sorted(folder.rglob("results.json"))
     if not files:
         raise InputError(f"Expected results.json somewhere in '{folder}', but found none.")
+    folder = folder.resolve()
     parts = [INTRODUCTION.format(folder=folder.name)]
     for file in files:
-        results = json.loads(file.read_text())
+        results = read_results(file.parent)
         section = {"bench": _bench, "experiment": _experiment}.get(results.get("kind", ""))
         if section is not None:
-            name = file.parent.relative_to(folder).as_posix()
-            parts.append(
-                f"## {name}\n\n`{results['command']}` ([file](../{folder.name}/{name}/results.json))"
-            )
+            name = file.parent.resolve().relative_to(folder.parent).as_posix()
+            parts.append(f"## {name}\n\n`{results['command']}` ([file](../{name}/results.json))")
             parts += section(results)
     return "\n\n".join([*parts, *_published()]) + "\n"
 
