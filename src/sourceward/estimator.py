@@ -24,10 +24,7 @@ from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
 from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import ResidentFeed, train
-from sourceward.tuning import LENGTHS, Part, Promise, tune
-
-FEWEST_SOURCES = 3
-"""For self-tuning: with one of them held out there must be others to practise on."""
+from sourceward.tuning import FEWEST_SOURCES, LENGTHS, Part, Promise, tune
 
 
 class EnergyAdapter(ClassifierMixin, BaseEstimator):

@@ -24,7 +24,7 @@ from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.errors import InputError
-from sourceward.estimator import FEWEST_SOURCES, EnergyAdapter
+from sourceward.estimator import EnergyAdapter
 from sourceward.fit_settings import FitSettings, settings_for
 from sourceward.inputs import (
     Resident,
@@ -45,7 +45,7 @@ from sourceward.run_folder import RunFolder, open_board, software
 from sourceward.runs import Run
 from sourceward.settings import AdaptSettings
 from sourceward.stage import Job
-from sourceward.tuning import Promise
+from sourceward.tuning import FEWEST_SOURCES, Promise
 from sourceward.two_stage import finish_two_stage
 
 LOOK = 4096

@@ -21,6 +21,9 @@ from sourceward.settings import AdaptSettings
 LENGTHS = (5, 2, 0)
 """Walks to try, the favourite first; even with 0 steps the energies weigh the votes."""
 
+FEWEST_SOURCES = 3
+"""With one of them held out there must be others to practise on."""
+
 CAP = 0.02
 """A pretend target's gain counts up to this much and its loss in full: one easy win must not hide a loss."""
 
