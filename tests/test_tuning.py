@@ -1,5 +1,7 @@
 """Each source plays the unseen domain: what is chosen, what is promised, and what a fitted estimator does."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -62,11 +64,24 @@ def test_auto_chooses_among_the_lengths_and_promises(auto):
     assert -1 <= auto.promise_.low <= auto.promise_.gain <= auto.promise_.high <= 1
 
 
-def test_auto_predicts_as_its_choice_does(auto):
+@pytest.mark.parametrize(("num_steps", "adapts"), [(5, True), (2, True), (0, False)])
+def test_auto_predicts_as_its_choice_does(auto, monkeypatch, num_steps, adapts):
+    monkeypatch.setattr(auto, "num_steps_", num_steps)
+    monkeypatch.setattr(auto, "adapts_", adapts)
     chosen = auto.predict_proba(X)
-    explicit = EnergyAdapter(**AUTO).fit(X, Y, sample_domain=SOURCE)
-    explicit.set_params(num_steps=auto.num_steps_ if auto.adapts_ else 0)
-    assert np.array_equal(chosen, explicit.predict_proba(X)) or (auto.adapts_ and not auto.num_steps_)
+    explicit = copy.deepcopy(auto).set_params(num_steps=num_steps)
+    assert np.array_equal(chosen, explicit.predict_proba(X))
+    other = explicit.set_params(num_steps=7)
+    assert not np.array_equal(chosen, other.predict_proba(X))
+
+
+def test_no_steps_with_votes_by_energy_are_not_off(auto, monkeypatch):
+    monkeypatch.setattr(auto, "num_steps_", 0)
+    monkeypatch.setattr(auto, "adapts_", True)
+    weighed = auto.adapt(X)
+    assert not (weighed.steps > 0).any()
+    monkeypatch.setattr(auto, "adapts_", False)
+    assert not np.array_equal(weighed.probabilities, auto.predict_proba(X))
 
 
 def test_off_is_no_adaptation_bit_for_bit(auto):

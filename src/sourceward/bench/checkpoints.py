@@ -130,7 +130,7 @@ class Checkpoint:
     def validation(self) -> list[Part]:
         """Rows of each source that were not trained on; empty where all were."""
         sources = self.data.without(self.left_out)
-        rows = sources.train_val_indices()[1]
+        rows = sources.train_val_indices(self.info.get("validation_fraction", 0.1))[1]
         parts = [rows[sources.domains[rows] == code] for code in range(len(sources.domain_names))]
         chosen = [sources.select(part) for part in parts if len(part)]
         return [Part(dataset, self.encode(dataset)) for dataset in chosen]
@@ -271,6 +271,7 @@ def _on_inputs(
         "fit_peak_memory_mb": peak_memory(),
         "promise": plain(model.info.get("promise") or metrics.get("promise")),
         "validation": metrics,
+        "validation_fraction": model.info["training"]["settings"]["validation_fraction"],
         "backbone": model.info["training"]["backbone"],
     }
     return Checkpoint(
