@@ -179,7 +179,7 @@ BAD_SETTINGS = {
     "max_iter": (0, "Expected `max_iter` to be 1 or more, but got 0"),
     "batch_size": (0, "Expected `batch_size` to be 1 or more, but got 0"),
     "train_steps": (0, "Expected training `num_steps` to be 1 or more, but got 0"),
-    "average": (1.0, r"Expected `average` to be in \[0, 1\), but got 1.0"),
+    "average": (1.5, r"Expected `average` to be in \[0, 1\], but got 1.5"),
     "device": ("gpu", "Expected `device` to be 'cpu', 'cuda' or 'auto', but got 'gpu'"),
     "random_state": ("seven", "Expected `random_state` to be an integer, but 'seven' cannot be used"),
 }

@@ -359,7 +359,7 @@ def test_full_disk_is_one_sentence_and_leaves_no_model(tmp_path, monkeypatch):
         ({"settings": {"replay_share": 0.1}}, "`replay_share` has no part in the recipe 'two-stage': choose"),
         ({"settings": {"finetune.method": "emr"}}, "Did you mean 'erm'"),
         ({"settings": {"finetune.max_iter": 0}}, "`max_iter` to be 1 or more"),
-        ({"settings": {"finetune.average": 1.0}}, "`average` to be in"),
+        ({"settings": {"finetune.average": 1.5}}, "`average` to be in"),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for CUDA where there is none")

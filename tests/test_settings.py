@@ -19,8 +19,8 @@ from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
         (LoopSettings, "max_iter", 0, "Expected `max_iter` to be 1 or more, but got 0"),
         (LoopSettings, "batch_size", -4, "Expected `batch_size` to be 1 or more, but got -4"),
         (LoopSettings, "schedule", "linear", "Expected `schedule` to be 'cosine', 'step' or 'constant'"),
-        (LoopSettings, "average", 1.0, r"Expected `average` to be in \[0, 1\), but got 1.0"),
-        (LoopSettings, "average", float("nan"), r"Expected `average` to be in \[0, 1\), but got nan"),
+        (LoopSettings, "average", 1.5, r"Expected `average` to be in \[0, 1\], but got 1.5"),
+        (LoopSettings, "average", float("nan"), r"Expected `average` to be in \[0, 1\], but got nan"),
     ],
 )
 def test_refused(kind, name, value, says):

@@ -13,6 +13,9 @@ from sourceward.settings import LoopSettings
 CHECK_EVERY = 20
 """Iterations between looks at the loss: each look waits for the device."""
 
+MEAN_FROM = 100
+"""The first iterate of a plain mean."""
+
 SEED_STRIDE = 1_000_003
 """Between the seeds of processes: more than there are iterations."""
 
@@ -73,8 +76,7 @@ class Learner:
 
     @torch.no_grad()
     def _update_average(self) -> None:
-        """Exponential moving average, with a short memory at first so that the start is forgotten."""
-        decay = min(self.loop.average, self.iteration / (self.iteration + 9))
+        decay = averaging(self.iteration, self.loop.average)
         torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
         buffers = list(self.average.buffers())
         if buffers:
@@ -114,6 +116,23 @@ def rate(progress: float, schedule: str) -> float:
     if schedule == "cosine":
         return 0.5 * (1 + round(math.cos(math.pi * progress), 12))
     return 0.1 if schedule == "step" and progress >= 0.6 else 1.0
+
+
+def averaging(iteration: int, average: float) -> float:
+    """How much of the average stays when an iterate comes in.
+
+    The memory is short at first, so that the start is forgotten; an `average` of 1 is the plain mean of all
+    iterates but the first hundred.
+
+    >>> averaging(1, 0.98), averaging(1000, 0.98)
+    (0.1, 0.98)
+    >>> averaging(100, 1.0), averaging(101, 1.0), averaging(102, 1.0)
+    (0.0, 0.5, 0.6666666666666666)
+    """
+    if average == 1:
+        taken = max(0, iteration - MEAN_FROM)
+        return taken / (taken + 1)
+    return min(average, iteration / (iteration + 9))
 
 
 def _groups(network: nn.Module, loop: LoopSettings) -> list[dict[str, Any]]:

@@ -145,7 +145,8 @@ class LoopSettings:
         backbone_rate: of the backbone, when there is one.
         weight_decay: decoupled (AdamW); the released code's value.
         schedule: `cosine` to 0, `step` (x 0.1 at 60 %, the released code) or `constant`.
-        average: decay of the exponential moving average of everything learned; 0 keeps the last iterate.
+        average: decay of the exponential moving average of everything learned; 0 keeps the last iterate, 1
+            is the plain mean of all iterates but the first hundred (Arpit et al., NeurIPS 2022).
         freeze_batchnorm: hold the backbone's batch norm statistics, so that results do not depend on
             batch make-up.
     """
@@ -167,5 +168,5 @@ class LoopSettings:
             raise InputError(
                 f"Expected `schedule` to be 'cosine', 'step' or 'constant', but got {self.schedule!r}."
             )
-        if not isinstance(self.average, Real) or not 0 <= float(self.average) < 1:
-            raise InputError(f"Expected `average` to be in [0, 1), but got {self.average}.")
+        if not isinstance(self.average, Real) or not 0 <= float(self.average) <= 1:
+            raise InputError(f"Expected `average` to be in [0, 1], but got {self.average}.")
