@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sourceward.functional import ChainWeights, energy, energy_and_grad, latent_bias
+from sourceward.functional.chain import Workspace
 from tests.helpers import make_generator, random_weights
 
 
@@ -26,3 +27,16 @@ def test_energy_and_gradient_equal_autograd(latent):
 def test_an_energy_of_z_needs_z():
     with pytest.raises(ValueError, match="Expected `latent`"):
         ChainWeights.of(random_weights(2, 5)).bias(None)
+
+
+def test_a_workspace_is_used_again_and_scales_the_gradient():
+    weights = random_weights(2, 5)
+    chain = ChainWeights.of(weights)
+    first, second = torch.randn(2, 2, 4, chain.up.shape[-1], dtype=torch.float64)
+    space = Workspace(chain, first, scale=-3.0)
+    for a0 in (first, second, first):
+        value, back = space.backward_to_first(a0)
+        expected_value, expected = chain.energy_and_grad(a0)
+        torch.testing.assert_close(back @ chain.down, -3 * expected)
+        torch.testing.assert_close(value, expected_value)
+        torch.testing.assert_close(space.energy(a0), expected_value)

@@ -29,3 +29,12 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(inner, outer):
     for count in (multiple, 2 * multiple, 3 * multiple):
         assert torch.equal(matmul(rows[:, :count].contiguous(), weight), whole[:, :count]), count
         assert torch.equal(matmul(rows[0, :count], weight[0]), matmul(rows[0], weight[0])[:count]), count
+
+
+@pytest.mark.parametrize("inner", [5, 1300])
+def test_a_product_goes_where_it_is_told(inner):
+    rows, weight = torch.randn(2, 4, inner), torch.randn(2, inner, 3)
+    more, out = torch.randn(2, 1, 3), torch.full((2, 4, 3), float("nan"))
+    for plus in (None, more):
+        assert matmul(rows, weight, plus, out=out) is out
+        assert torch.equal(out, matmul(rows, weight, plus))

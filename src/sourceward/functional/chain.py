@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sourceward.functional.energy import EnergyWeights, swish
+from sourceward.functional.energy import EnergyWeights
 from sourceward.functional.rows import laid_out, matmul
 
 
@@ -72,39 +72,60 @@ class ChainWeights(NamedTuple):
 
     def first(self, feature: Tensor, bias: Tensor) -> Tensor:
         """a0 of a feature: (sources, batch, dim) -> (sources, batch, hidden)."""
-        return matmul(feature, self.up).add_(bias)
+        return matmul(feature, self.up, bias)
 
     def energy(self, a0: Tensor) -> Tensor:
         """E where the first layer gives `a0`: (sources, batch)."""
-        return self._value(self._second(a0))
+        return Workspace(self, a0).energy(a0)
 
     def energy_and_grad(self, a0: Tensor) -> tuple[Tensor, Tensor]:
         """E and dE/dx where the first layer gives `a0`: (sources, batch) and (sources, batch, dim)."""
-        value, back = self.backward_to_first(a0)
-        return value, matmul(back, self.down)
-
-    def backward_to_first(self, a0: Tensor) -> tuple[Tensor, Tensor]:
-        """E and dE/da0: (sources, batch) and (sources, batch, hidden)."""
-        a1 = self._second(a0)
-        value = self._value(a1)
-        slope = (value * (1 - value)).unsqueeze(-1)
-        back = matmul(_swish_backward(slope * self.out, a1), self.narrow_down)
-        return value, _swish_backward(back, a0)
+        value, back = Workspace(self, a0).backward_to_first(a0)
+        return value.to(a0.dtype), matmul(back, self.down)
 
     def halved(self, dtype: torch.dtype = torch.float16) -> "HalfWeights":
         """The large matrices in a smaller type, for tensor cores."""
         large = (self.up, self.down, self.narrow_up, self.narrow_down)
         return HalfWeights(*(w.to(dtype) for w in large))
 
-    def _second(self, a0: Tensor) -> Tensor:
-        return matmul(swish(a0), self.narrow_up, self.narrow_bias)
 
-    def _value(self, a1: Tensor) -> Tensor:
-        # A row-wise sum, not a matrix-vector product: BLAS picks that kernel by batch size.
-        score = swish(a1).mul_(self.out).sum(-1).add_(self.out_bias)
-        # In double: vectorised and single sigmoids differ by a last bit that must not be left over.
-        return score.double().sigmoid_().to(score.dtype)
+class Workspace:
+    """Energy and gradient of `ChainWeights` at some a0, in memory used over and over.
+
+    Args:
+        weights: of all sources.
+        like: an a0, (sources, batch, hidden).
+        scale: what the gradient is multiplied by.
+    """
+
+    def __init__(self, weights: ChainWeights, like: Tensor, scale: float = 1.0) -> None:
+        self.weights, self.top = weights, weights.out if scale == 1 else weights.out * scale
+        self.out_bias = weights.out_bias.double()
+        self.hidden, self.back = torch.empty_like(like), torch.empty_like(like)
+        self.a1 = like.new_empty(*like.shape[:2], weights.out.shape[-1])
+        self.narrow = torch.empty_like(self.a1)
+
+    def energy(self, a0: Tensor) -> Tensor:
+        """E: (sources, batch), new memory."""
+        return self._value(a0).to(a0.dtype)
+
+    def backward_to_first(self, a0: Tensor) -> tuple[Tensor, Tensor]:
+        """E in double, and scale * dE/da0, (sources, batch, hidden), until the next call."""
+        value = self._value(a0)
+        slope = (1 - value).mul_(value).to(a0.dtype).unsqueeze_(-1)
+        torch.mul(slope, self.top, out=self.narrow)
+        _swish_backward(self.narrow, self.a1, grad_input=self.narrow)
+        matmul(self.narrow, self.weights.narrow_down, out=self.back)
+        return value, _swish_backward(self.back, a0, grad_input=self.back)
+
+    def _value(self, a0: Tensor) -> Tensor:
+        _swish(a0, out=self.hidden)
+        matmul(self.hidden, self.weights.narrow_up, self.weights.narrow_bias, out=self.a1)
+        # A row-wise sum, not a matrix-vector product: BLAS picks that kernel by batch size. In double:
+        # vectorised and single sigmoids differ by a last bit that must not be left over.
+        score = _swish(self.a1, out=self.narrow).mul_(self.weights.out).sum(-1, dtype=torch.float64)
+        return score.add_(self.out_bias).sigmoid_()
 
 
-_swish_backward = torch.ops.aten.silu_backward
-"""(grad, a) -> grad * swish'(a) in one pass."""
+_swish, _swish_backward = torch.ops.aten.silu.out, torch.ops.aten.silu_backward.grad_input
+"""(a), and (grad, a) -> grad * swish'(a): each in one pass, into memory that is given."""

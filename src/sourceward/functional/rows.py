@@ -12,16 +12,16 @@ INNER = 512
 """Length of the pieces of a long sum: BLAS cuts none so short."""
 
 
-def matmul(rows: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
+def matmul(rows: Tensor, weight: Tensor, plus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """rows @ weight, or plus + rows @ weight; (..., m, k), (..., k, n) -> (..., m, n).
 
-    `weight` should be contiguous: see `laid_out`.
+    `weight` should be contiguous: see `laid_out`. Three-dimensional products can be written to `out`.
     """
     if rows.device.type != "cpu" or rows.shape[-1] <= INNER:
-        return _product(rows, weight, plus)
+        return _product(rows, weight, plus, out)
     for start in range(0, rows.shape[-1], INNER):
         stop = start + INNER
-        plus = _product(rows[..., start:stop], weight[..., start:stop, :], plus)
+        plus = _product(rows[..., start:stop], weight[..., start:stop, :], plus, out)
     assert plus is not None
     return plus
 
@@ -46,9 +46,10 @@ def row_multiple(dim: int) -> int:
     return multiple
 
 
-def _product(rows: Tensor, weight: Tensor, plus: Tensor | None) -> Tensor:
-    if plus is None:
-        return rows @ weight
+def _product(rows: Tensor, weight: Tensor, plus: Tensor | None, out: Tensor | None) -> Tensor:
     if rows.dim() == weight.dim() == 3:
-        return torch.baddbmm(plus, rows, weight)
-    return plus + rows @ weight
+        if plus is None:
+            return torch.bmm(rows, weight, out=out)
+        return torch.baddbmm(plus, rows, weight, out=out)
+    product = torch.matmul(rows, weight, out=out)
+    return product if plus is None else plus + product

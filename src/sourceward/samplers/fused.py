@@ -7,12 +7,12 @@ that decides about acceptance is the one the next step compares with, and nothin
 The numbers are those of `run("langevin", ...)` up to rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from sourceward.functional.chain import ChainWeights
+from sourceward.functional.chain import ChainWeights, Workspace
 from sourceward.functional.noise import keyed_normals as many_normals
 from sourceward.functional.rows import matmul
 from sourceward.samplers.accept import ACCEPT_RULES
@@ -53,10 +53,13 @@ def fused_langevin(
         record: keep trajectory, energies and origins, or the "origins" alone.
         stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
     """
-    x, a = feature, weights.first(feature, bias)
-    energy = before = weights.energy(a)
-    accepts = ACCEPT_RULES[settings.accept]
+    a = weights.first(feature, bias)
+    space = Workspace(weights, a, -settings.step_size)
+    energy = before = space.energy(a)
+    accepts, bound = ACCEPT_RULES[settings.accept], settings.clip * settings.step_size
     taken = torch.zeros_like(energy, dtype=torch.int64)
+    x = feature.clone() if num_steps else feature
+    x_new, a_new = torch.empty_like(x), torch.empty_like(a)
     points, values = [feature], [energy]
     # Steps beside the batch, so that training takes all steps as one batch without a copy.
     shape = (len(feature), num_steps, *feature.shape[1:])
@@ -66,24 +69,28 @@ def fused_langevin(
         count = min(together, num_steps - first)
         jitter, lift = _noise(weights, feature, settings, normals, first, count)
         for k in range(count):
-            origin, a_origin = x, a
-            if jitter is not None and lift is not None:
-                origin, a_origin = x + jitter[k], a + lift[:, k]
-            _, grad = weights.energy_and_grad(a_origin)
-            move = grad.clamp_(-settings.clip, settings.clip).mul_(-settings.step_size)
-            a_new = matmul(move, weights.up, a_origin)
-            e_new = weights.energy(a_new)
+            a_origin = a if lift is None else lift[k].add_(a)
+            _, back = space.backward_to_first(a_origin)
+            matmul(back, weights.down, out=x_new).clamp_(-bound, bound)
+            matmul(x_new, weights.up, a_origin, out=a_new)
+            origin = x if jitter is None else jitter[k].add(x)
+            if origins is not None:
+                origins[:, first + k] = origin
+            x_new.add_(origin)
+            e_new = space.energy(a_new)
             accepted = accepts(energy, e_new, None, e_new)
             if stop_below is not None:
                 accepted = accepted & (energy > stop_below)
-            row = accepted.unsqueeze(-1)
-            x, a = torch.where(row, move.add_(origin), x), torch.where(row, a_new, a)
-            energy = torch.where(accepted, e_new, energy)
             taken += accepted
-            if origins is not None:
-                origins[:, first + k] = origin
+            if not x.is_cuda and bool(accepted.all()):  # the rule, and an exchange is free
+                x, x_new, a, a_new, energy = x_new, x, a_new, a, e_new
+            else:
+                row = accepted.unsqueeze(-1)
+                torch.where(row, x_new, x, out=x)
+                torch.where(row, a_new, a, out=a)
+                energy = torch.where(accepted, e_new, energy)
             if record is True:
-                points.append(x)
+                points.append(x.clone())
                 values.append(energy)
     return Chain(
         x,
@@ -98,13 +105,13 @@ def fused_langevin(
 
 def _noise(
     weights: ChainWeights, feature: Tensor, settings: StepSettings, normals: Normals, first: int, count: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """noise_std * eps of some steps, (steps, sources or 1, batch, dim), and what it adds to a0."""
+) -> tuple[Sequence[Tensor] | None, Sequence[Tensor] | None]:
+    """noise_std * eps of each of some steps, (sources or 1, batch, dim), and what it adds to a0."""
     if not settings.noise_std:
         return None, None
     jitter = normals(first, count).mul_(settings.noise_std)
     flat = jitter.transpose(0, 1).flatten(1, 2).expand(len(feature), -1, -1)
-    return jitter, matmul(flat, weights.up).unflatten(1, (count, -1))
+    return jitter.unbind(), matmul(flat, weights.up).unflatten(1, (count, -1)).unbind(1)
 
 
 def keyed_normals(keys: Tensor, like: Tensor) -> Normals:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sourceward.functional.chain import ChainWeights, HalfWeights
+from sourceward.functional.chain import ChainWeights, HalfWeights, Workspace
 from sourceward.samplers.base import StepSettings
 from sourceward.samplers.fused import Normals
 from sourceward.samplers.run import Chain, Record
@@ -211,7 +211,7 @@ def kernel_langevin(
     together = max(1, NOISE_ROWS // rows)
     noise = _noise(half, feature, settings, normals, 0, min(together, num_steps))
     origin = a if noise is None else a + noise.lift(0)
-    back = weights.backward_to_first(origin)[1].to(half.up.dtype)
+    back = Workspace(weights, origin).backward_to_first(origin)[1].to(half.up.dtype)
     jitters = [] if noise is None else [noise.jitter]
     for k in range(num_steps):
         here, there = (k, k + 1) if record else (k % 2, (k + 1) % 2)
