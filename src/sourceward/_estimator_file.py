@@ -28,6 +28,7 @@ def describe(estimator: "EnergyAdapter") -> dict[str, Any]:
         "n_iter": estimator.n_iter_,
         "seed": estimator._seed,
         "num_steps": estimator.num_steps_,
+        "trust": estimator.trust_,
         "promise": None if estimator.promise_ is None else estimator.promise_.to_dict(),
     }
 
@@ -40,7 +41,8 @@ def restore(estimator: "EnergyAdapter", tensors: dict[str, Tensor], meta: dict[s
     if meta["feature_names_in"] is not None:
         estimator.feature_names_in_ = np.array(meta["feature_names_in"], dtype=object)
     estimator.n_iter_, estimator._seed, estimator._head = meta["n_iter"], meta["seed"], estimator.head
-    told = meta.get("promise")
+    told, trust = meta.get("promise"), meta.get("trust")
+    estimator.trust_ = None if trust is None else tuple(trust)
     estimator.promise_ = None if told is None else Promise(**told)
     estimator.num_steps_ = meta.get("num_steps", estimator.num_steps)
     adapts = estimator.num_steps_ > 0 if estimator.promise_ is None else estimator.promise_.adapts

@@ -6,7 +6,8 @@ every tensor, so one call serves all of them. The equations themselves are in `f
 and `samplers.langevin` (2); where chains start is in `negatives`.
 """
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,13 +28,16 @@ from sourceward.functional import (
     eq7,
     eq10,
     guided_step,
-    keyed_normal,
     latent_bias,
     quantile,
     surprise,
 )
+from sourceward.functional.aggregation import least_surprised
+from sourceward.functional.score_matching import corrupt, denoising_loss
+from sourceward.functional.trust import evidence, score
+from sourceward.latents import class_latent, keyed_latent
 from sourceward.negatives import Batch, jitter, negatives
-from sourceward.nn import Folded, Network, ReplayBuffer, folded, frozen_call
+from sourceward.nn import Network, ReplayBuffer, folded, frozen_call
 from sourceward.samplers import Chain, Target, walk
 from sourceward.settings import AdaptSettings, TrainSettings
 
@@ -110,10 +114,18 @@ def objective(
         moved_posterior = class_posterior.detach().gather(moved_label)
         guided = guided._replace(posterior=moved_posterior, prior=frozen_call(network.latent, moved))
 
+    # In place of the second line, where that is asked for: one step of the sampler denoises own samples.
+    denoise, coefficients = pooled.new_zeros(()), settings.coefficients
+    if settings.objective == "dsm":
+        noisy, sigma = corrupt(batch.feature.detach(), generator)
+        noisy_bias = latent_bias(weights, detach(draw(network.prior(noisy), generator)))
+        size, coefficients = settings.step.step_size, replace(coefficients, contrast=0.0)
+        denoise = denoising_loss(weights, noisy, batch.feature.detach(), sigma, noisy_bias, size)
+
     equation = eq7 if network.latent is None else eq10
     positive = Positive(logits, label, own_energy, posterior, prior)
-    loss = equation(positive, end_energy, guided, settings.coefficients)
-    return loss._replace(total=loss.total + pooled)
+    loss = equation(positive, end_energy, guided, coefficients)
+    return loss._replace(total=loss.total + pooled + denoise)
 
 
 class Answer(NamedTuple):
@@ -150,49 +162,42 @@ def adapt(
         record: keep the trajectory.
     """
     fold, draws = folded(network), max(settings.num_draws, 1)
-    z = _keyed_latent(fold, feature, latent, keys, settings)
+    z = keyed_latent(fold, feature, latent, keys, settings)
     start = feature.repeat(draws, 1).expand(network.sources, -1, -1)
     bias, keys = fold.energy.bias(z), keys.repeat(draws)
+    before = None
+    if settings.latent != "prior" and latent is None and z is not None:
+        before = fold.energy.energy(fold.energy.first(start, bias))  # energies are calibrated with this z
+        z = class_latent(fold, fold.classify(start, z), surprise(before, fold.own_energy), settings.latent)
+        bias = fold.energy.bias(z)
     stop = None if settings.stop is None else quantile(fold.own_energy, settings.stop)
     sampler, step, num_steps = settings.sampler, settings.step, settings.num_steps
-    chain = walk(sampler, start, fold.energy, bias, step, num_steps, keys, record=record, stop_below=stop)
-    per_source = _classify(fold, chain.feature, z)
+    limits: dict[str, Any] = {"record": record, "stop_below": stop, "leap": fold.leap}
+    chain = walk(sampler, start, fold.energy, bias, step, num_steps, keys, **limits)
+    per_source = fold.classify(chain.feature, z)
     if settings.blend and num_steps:
-        per_source = per_source.lerp(_classify(fold, start, z), settings.blend)
+        per_source = per_source.lerp(fold.classify(start, z), settings.blend)
 
     def over_draws(values: Tensor) -> Tensor:
         return values.unflatten(1, (draws, len(feature))).mean(1)
 
+    def unlike(energy: Tensor) -> Tensor:
+        return surprise(over_draws(energy), fold.own_energy)
+
     per_source = over_draws(per_source)
     similarity = cosine_to_sources(feature, fold.source_center)
-    unlike = surprise(over_draws(chain.energy_before), fold.own_energy)
+    seen = [similarity, unlike(chain.energy_before if before is None else before)]
+    if settings.trust is not None:
+        known = evidence(per_source, similarity, unlike(chain.energy_before), unlike(chain.energy_after))
+        seen.append(score(known, settings.trust))
     voters = list(sources) if sources is not None else slice(None)
-    vote = AGGREGATIONS[settings.aggregation](per_source[voters], similarity[voters], unlike[voters])
-    return Answer(vote, per_source, chain)
-
-
-def _classify(fold: Folded, feature: Tensor, latent: Tensor | None) -> Tensor:
-    """Each source's answer, (sources, rows, classes); a pooled head asks both of its classifiers."""
-    own = fold.head(feature, latent, fold.class_latent).softmax(-1)
-    if not fold.head.pooled:
-        return own
-    return (own + fold.head(feature, latent, fold.pooled_latent).softmax(-1)) / 2
+    votes = [value[voters] for value in (per_source, *seen)]
+    if settings.top is not None:
+        votes = least_surprised(settings.top, votes[2], *votes)
+    return Answer(AGGREGATIONS[settings.aggregation](*votes), per_source, chain)
 
 
 def energy_target(weights: EnergyWeights, latent: Tensor | None) -> Target:
     """E^i(.|z) as something a sampler can walk on; what does not change along the chain is computed here."""
     bias = latent_bias(weights, latent)
     return Target(lambda x: energy(weights, x, bias), lambda x: energy_and_grad(weights, x, bias))
-
-
-def _keyed_latent(
-    fold: Folded, feature: Tensor, latent: Gaussian | None, keys: Tensor, settings: AdaptSettings
-) -> Tensor | None:
-    """z of each sample and draw, or its mean without draws: (sources, draws x batch, dim)."""
-    if fold.latent is None:
-        return None
-    mean, std = latent or fold.latent(feature)
-    if settings.num_draws:
-        eps = keyed_normal(keys, -2, mean.shape[-1], mean.dtype, settings.num_draws)
-        mean = (mean.unsqueeze(-3) + std.unsqueeze(-3) * eps).flatten(-3, -2)
-    return mean.expand(len(fold.source_center), -1, -1)

@@ -1,6 +1,8 @@
 """`EnergyAdapter`: the method for feature matrices, with scikit-learn's conventions."""
 
+from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from torch import Tensor
 from sourceward._estimator_file import describe, restore
 from sourceward._sources import encode_sources, fingerprint_of, held_out, split_sources
 from sourceward.adapters import Adapted, EnergyAdaptation
+from sourceward.distil import distil
 from sourceward.errors import InputError, unknown_name
 from sourceward.functional import Coefficients
+from sourceward.functional.trust import BY_ENERGY
 from sourceward.nn import Network
 from sourceward.parallel import choose_device
 from sourceward.progress import progress_bar
@@ -24,7 +28,7 @@ from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
 from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import ResidentFeed, train
-from sourceward.tuning import FEWEST_SOURCES, LENGTHS, Part, Promise, tune
+from sourceward.tuning import FEWEST_SOURCES, LENGTHS, Part, Promise, learn_votes, tune
 
 
 class EnergyAdapter(ClassifierMixin, BaseEstimator):
@@ -43,12 +47,18 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             5 steps and promises nothing.
         step_size: what multiplies the clipped gradient.
         noise_std: noise of each step.
-        sampler: `langevin`, `nesterov` or `textbook`.
+        sampler: `langevin`, `nesterov`, `textbook` or `leap`: to where `leap_steps` Langevin steps would end
+            in one step, refined by the rest of `num_steps`. It is learned by `fit` when it is asked for.
         accept: `energy_not_higher`, `always` or `metropolis`.
-        aggregation: how the sources vote: `energy`, `mean`, `closest`, `cosine` or `confident`.
+        aggregation: how the sources vote: `energy`, `mean`, `closest`, `cosine`, `confident` or
+            `learned`: from sources that play the unseen domain; with fewer than three it is `energy`.
         num_draws: draws of the latent to average over; 0 uses its mean.
         stop: end a walk once its energy is at this quantile of the source's own samples.
         blend: weight of the unmoved sample's answer, from 0 to 1.
+        top: only so many sources vote, those whose energy the sample surprises least.
+        latent: a sample's z: `prior`, or made of the posteriors of the `classes`, or of the one `class`, that
+            the unmoved sample's vote names.
+        leap_steps: length of the chains that the leap is distilled from.
         head: `pooled`, `prototype` (the paper's), `concat` or `linear` (no latent: eq. 7).
         max_iter: training iterations.
         batch_size: samples of each source per iteration.
@@ -63,6 +73,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         guide: weight of the last line of eq. 10, which trains the chain to keep labels.
         pooled: weight of the classifier that a pooled head shares among the sources.
         feature_noise: noise on the features in training, relative to their root mean square.
+        objective: what teaches the energies: `contrast` (the paper's) or `dsm`, denoising score matching.
         allow_missing: accept a class that a source has no samples of.
         checkpoint: file to write during training and to go on from after a kill.
         device: `cpu`, `cuda` or `auto`.
@@ -92,6 +103,9 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         stop: float | None = None,
         blend: float = 0.0,
         *,
+        top: int | None = None,
+        latent: str = "prior",
+        leap_steps: int = 50,
         head: str = "pooled",
         max_iter: int = 300,
         batch_size: int = 128,
@@ -106,6 +120,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         guide: float = 1.0,
         pooled: float = TrainSettings.pooled,
         feature_noise: float = 0.5,
+        objective: str = "contrast",
         allow_missing: bool = False,
         checkpoint: str | Path | None = None,
         device: str = "cpu",
@@ -121,6 +136,9 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self.num_draws = num_draws
         self.stop = stop
         self.blend = blend
+        self.top = top
+        self.latent = latent
+        self.leap_steps = leap_steps
         self.head = head
         self.max_iter = max_iter
         self.batch_size = batch_size
@@ -135,6 +153,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self.guide = guide
         self.pooled = pooled
         self.feature_noise = feature_noise
+        self.objective = objective
         self.allow_missing = allow_missing
         self.checkpoint = checkpoint
         self.device = device
@@ -161,7 +180,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
                 them a lone source practises on its own samples under noise.
             y_shifted: (m,) their labels.
         """
-        self.__dict__.pop("network_", None)  # a fit that fails leaves nothing half fitted
+        for name in ("network_", "trust_"):
+            self.__dict__.pop(name, None)  # a fit that fails leaves nothing half fitted
         X, y = self._validate(X, y, reset=True)
         self._check_settings()
         X, y, names, source = encode_sources(X, y, sample_domain)
@@ -174,7 +194,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self._seed = self._draw_seed()
         self.network_ = self._fit_network(parts, shifted, self.checkpoint)
         self.n_iter_, self._head = self.max_iter, self.head
-        self.num_steps_, self.adapts_, self.promise_ = self._tune(parts, shifted)
+        self.num_steps_, self.adapts_, self.trust_, self.promise_ = self._tune(parts, shifted)
         return self
 
     def predict_proba(self, X: Any, sample_domain: Any = None) -> np.ndarray:
@@ -239,14 +259,19 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         network = self._train(trained, shifted, checkpoint)
         for source, ((x, _), held) in enumerate(zip(parts, split)):
             network.fit_calibration(source, network.features(x[held] if held.any() else x))
-        return network.requires_grad_(False)
+        network.requires_grad_(False)
+        if self.sampler == "leap":
+            feature = network.features(torch.cat([x for x, _ in trained]))
+            network.leap = distil(network, feature, self._step(), self.leap_steps, self.max_iter, self._seed)
+        return network
 
-    def _tune(self, parts: list[Part], shifted: Part | None) -> tuple[int, bool, Promise | None]:
-        """How many steps to take, whether to adapt at all, and what to expect where that can be known."""
-        if self.num_steps != "auto":
-            return int(self.num_steps), self.num_steps != 0, None
+    def _tune(
+        self, parts: list[Part], shifted: Part | None
+    ) -> tuple[int, bool, tuple[float, ...] | None, Promise | None]:
+        """How many steps to take, whether to adapt at all, whom to trust, and what to expect of it."""
         settings, promise = self.self_tune(parts, self.sources_, self.classes_, shifted)
-        return settings.num_steps, promise is None or promise.adapts, promise
+        adapts = self.num_steps != 0 if promise is None else promise.adapts
+        return settings.num_steps, adapts, settings.trust, promise
 
     def self_tune(
         self, parts: list[Part], names: list[Any], classes: np.ndarray, shifted: Part | None = None
@@ -259,10 +284,14 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             classes: all of them.
             shifted: samples of no source to practise on.
         """
+        asked, learns = self.num_steps != "auto", self.aggregation == "learned"
+        settings = self._test_time(int(self.num_steps) if asked else LENGTHS[0])
         if len(parts) < FEWEST_SOURCES:
-            return self._test_time(LENGTHS[0]), None
+            return replace(settings, trust=BY_ENERGY if learns else None), None
         fit = partial(self.pretender(classes)._fit_network, shifted=shifted)
-        return tune(parts, names, fit, self._test_time(LENGTHS[0]))
+        if asked:
+            return (learn_votes(parts, fit, settings) if learns and self.num_steps else settings), None
+        return tune(parts, names, fit, settings)
 
     def pretender(self, classes: np.ndarray) -> "EnergyAdapter":
         """An unfitted twin that trains the models of pretend targets, on class numbers of `classes`."""
@@ -322,6 +351,9 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             getattr(self, "_seed", 0),
             self.stop,
             self.blend,
+            self.top,
+            self.latent,
+            getattr(self, "trust_", None),
         )
         return settings if adapts else settings.off()
 
@@ -338,6 +370,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             posterior_chain=self.posterior_chain,
             pooled=self.pooled,
             feature_noise=self.feature_noise,
+            objective=self.objective,
         )
 
     def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool = False) -> Any:
@@ -372,6 +405,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         """Refuse a wrong setting before an hour of training, not after it."""
         self._test_time(LENGTHS[0] if self.num_steps == "auto" else self.num_steps).check()
         self._train_settings()
+        if not isinstance(self.leap_steps, Integral) or self.leap_steps < 1:
+            raise InputError(f"Expected `leap_steps` to be 1 or more, but got {self.leap_steps!r}.")
 
     def _shifted(self, X: Any, y: Any) -> tuple[Tensor, Tensor] | None:
         if X is None and y is None:

@@ -44,6 +44,7 @@ _USED = (
     "crop_fraction",
     "max_length",
     "validation_fraction",
+    "heads_device",
 )
 """Settings beside those of the estimator that a two-stage fit looks at."""
 
@@ -74,6 +75,8 @@ class FitSettings:
         validation_fraction: share of each class of each source to select on, where the data has no lists.
         evaluate_every: iterations between looks at source validation; a tenth of the training when None.
         checkpoint_every: iterations between checkpoints.
+        heads_device: where stage 2 of `two-stage` runs; the fit's own device when None. It is bound by
+            launches: many fits beside each other on one GPU are faster on a CPU core each.
     """
 
     recipe: str = "two-stage"
@@ -87,6 +90,9 @@ class FitSettings:
     num_draws: int = _ESTIMATOR["num_draws"]
     stop: float | None = _ESTIMATOR["stop"]
     blend: float = _ESTIMATOR["blend"]
+    top: int | None = _ESTIMATOR["top"]
+    latent: str = _ESTIMATOR["latent"]
+    leap_steps: int = _ESTIMATOR["leap_steps"]
     head: str = _ESTIMATOR["head"]
     max_iter: int = _ESTIMATOR["max_iter"]
     batch_size: int = _ESTIMATOR["batch_size"]
@@ -104,6 +110,7 @@ class FitSettings:
     guide: float = _ESTIMATOR["guide"]
     pooled: float = _ESTIMATOR["pooled"]
     feature_noise: float = _ESTIMATOR["feature_noise"]
+    objective: str = _ESTIMATOR["objective"]
     replay_share: float = TrainSettings.replay_share
     posterior_chain: bool = _ESTIMATOR["posterior_chain"]
     shifts: str = "corruptions"
@@ -116,6 +123,7 @@ class FitSettings:
     validation_fraction: float = 0.1
     evaluate_every: int | None = None
     checkpoint_every: int = 200
+    heads_device: str | None = None
 
     def __post_init__(self) -> None:
         self.adapt().check()
@@ -125,7 +133,12 @@ class FitSettings:
             raise InputError(f"Expected `shifts` to be 'corruptions' or 'noise', but got {self.shifts!r}.")
         if self.recipe not in RECIPES:
             raise InputError(f"Expected `recipe` to be 'two-stage' or 'joint', but got {self.recipe!r}.")
-        for name in ("evaluate_every", "checkpoint_every", "components"):
+        if self.recipe == "joint" and self.aggregation == "learned":
+            raise InputError(
+                "`aggregation=learned` is learned from pretend targets, and the recipe 'joint' has none: "
+                "leave `recipe=two-stage`, or choose another aggregation."
+            )
+        for name in ("evaluate_every", "checkpoint_every", "components", "leap_steps"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"Expected `{name}` to be 1 or more, but got {getattr(self, name)}.")
 
@@ -134,7 +147,15 @@ class FitSettings:
         step = StepSettings(self.step_size, self.noise_std, accept=self.accept)
         steps: Any = LENGTHS[0] if self.num_steps == "auto" else self.num_steps
         settings = AdaptSettings(
-            steps, step, self.sampler, self.aggregation, self.num_draws, stop=self.stop, blend=self.blend
+            steps,
+            step,
+            self.sampler,
+            self.aggregation,
+            self.num_draws,
+            stop=self.stop,
+            blend=self.blend,
+            top=self.top,
+            latent=self.latent,
         )
         return settings if steps else settings.off()
 
@@ -156,6 +177,7 @@ class FitSettings:
             posterior_chain=self.posterior_chain,
             pooled=self.pooled,
             feature_noise=self.feature_noise,
+            objective=self.objective,
         )
 
     def loop(self) -> LoopSettings:

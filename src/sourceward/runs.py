@@ -10,12 +10,13 @@ from torch import Tensor
 from sourceward.adapters import EnergyAdaptation
 from sourceward.adapters.base import Adapted
 from sourceward.cost import Meter
+from sourceward.distil import distil
 from sourceward.estimator import EnergyAdapter
 from sourceward.fit_settings import FitSettings
 from sourceward.functional import Loss
 from sourceward.inputs import Resident
 from sourceward.model import Model
-from sourceward.nn import Network
+from sourceward.nn import Network, StackedLeap
 from sourceward.run_folder import LAST
 from sourceward.settings import AdaptSettings
 from sourceward.stage import Job, Stage
@@ -46,6 +47,7 @@ class Run(Stage):
         task, learner, network = self.task, self.learner, self.learner.current
         last = {k: v.cpu().clone() for k, v in self._complete(network).state_dict().items()}
         if self.best_scores["iteration"] != learner.iteration:
+            network.leap = None
             network.load_state_dict(self.best)
             self._complete(network)
         cost = self.meter.read()
@@ -55,7 +57,7 @@ class Run(Stage):
         network.eval().requires_grad_(False).to(task.labels.device)
         data = task.dataset
         adapt, promise = self._tuned()
-        if adapt != self.settings.adapt():
+        if adapt != self.settings.adapt().untaught():
             info["metrics"] |= self._scores(network, adapt)
         info["promise"] = None if promise is None else promise.to_dict()
         model = Model(network, data.classes, data.domain_names, adapt, info)
@@ -98,7 +100,7 @@ class Run(Stage):
     def scores(self, network: Network) -> dict[str, Any]:
         self.task.fit_centers(network)
         self._calibrate(network)
-        return self._scores(network, self.settings.adapt())
+        return self._scores(network, self.settings.adapt().untaught())
 
     def _scores(self, network: Network, adapt: AdaptSettings) -> dict[str, Any]:
         task = self.task
@@ -108,7 +110,8 @@ class Run(Stage):
     def _tuned(self) -> tuple[AdaptSettings, Promise | None]:
         """What pretend targets ask for; with a backbone that saw them all there is none to ask."""
         task, settings = self.task, self.settings
-        if settings.num_steps != "auto" or not isinstance(task.samples, Resident) or task.look is not None:
+        asks = settings.num_steps == "auto" or settings.aggregation == "learned"
+        if not asks or not isinstance(task.samples, Resident) or task.look is not None:
             return settings.adapt(), None
         parts = [(task.samples.rows[rows], task.labels[rows]) for rows in task.train]
         names, classes = list(task.dataset.domain_names), np.arange(len(task.dataset.classes))
@@ -123,7 +126,15 @@ class Run(Stage):
         if self.task.look is not None:
             self.task.fit_centers(network.eval(), everything=True)
         self._calibrate(network)
+        if self.settings.sampler == "leap":
+            network.leap = self._leap(network.eval())
         return network
+
+    def _leap(self, network: Network) -> StackedLeap:
+        settings = self.settings
+        feature = torch.cat([self.task.features(network, rows)[0] for rows in self.task.train]).float()
+        step = settings.adapt().step
+        return distil(network, feature, step, settings.leap_steps, settings.max_iter, self.job.seed)
 
     def _calibrate(self, network: Network) -> None:
         for source, (train, val) in enumerate(zip(self.task.train, self.task.val)):

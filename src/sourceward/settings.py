@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sourceward.errors import InputError
+from sourceward.errors import InputError, unknown_name
 from sourceward.functional import AGGREGATIONS, Coefficients
 from sourceward.samplers import ACCEPT_RULES, SAMPLERS, StepSettings
 
@@ -37,6 +37,16 @@ def _share(settings: Any, *names: str) -> None:
             raise InputError(f"Expected `{name}` to be from 0 to 1, but got {value!r}.")
 
 
+def _one_of(settings: Any, name: str, known: tuple[str, ...]) -> None:
+    """Refuse what is none of the names."""
+    if getattr(settings, name) not in known:
+        raise unknown_name(name, getattr(settings, name), known)
+
+
+OBJECTIVES = ("contrast", "dsm")
+LATENTS = ("prior", "classes", "class")
+
+
 @dataclass(frozen=True)
 class TrainSettings:
     """How the objective is formed.
@@ -57,6 +67,7 @@ class TrainSettings:
         shift_noise: std of the noise that makes a lone source's negatives out of its own features.
         input_noise: std of the noise on a lone source's inputs, as the backbone takes them, that makes more
             negatives; 0 for none.
+        objective: what the energy's second line is: `contrast` (eq. 10) or `dsm`, denoising score matching.
     """
 
     num_steps: int = 20
@@ -71,6 +82,7 @@ class TrainSettings:
     feature_noise: float = 0.0
     shift_noise: float = 1.0
     input_noise: float = 0.0
+    objective: str = "contrast"
 
     def __post_init__(self) -> None:
         given = [name for name in ("chains", "guided_steps") if getattr(self, name) is not None]
@@ -79,6 +91,7 @@ class TrainSettings:
         _not_negative(self, "replay_share", "pooled", "feature_noise", "shift_noise", "input_noise")
         if self.guide not in ("all", "last"):
             raise InputError(f"Expected `guide` to be 'all' or 'last', but got {self.guide!r}.")
+        _one_of(self, "objective", OBJECTIVES)
 
     def supervised(self, steps: Tensor, generator: torch.Generator | None) -> Tensor:
         """Those of a chain's steps (steps, ...) that are guided."""
@@ -104,6 +117,11 @@ class AdaptSettings:
         seed: of the draws and the noise; each sample has its own stream.
         stop: a chain stops once its energy is at this quantile of the source's own samples; never when None.
         blend: weight of the unmoved sample's answer in the vote, from 0 to 1.
+        top: only so many sources vote, those whose energy the sample surprises least; all when None.
+        latent: z of a sample: the `prior` p(z|x), the posteriors of the `classes` as the unmoved sample's
+            vote weighs them, or that of the one `class` it votes for.
+        trust: what a source's vote gains by each piece of evidence, for aggregation `learned`: see
+            `functional.trust`.
     """
 
     num_steps: int = 20
@@ -114,15 +132,33 @@ class AdaptSettings:
     seed: int = 0
     stop: float | None = None
     blend: float = 0.0
+    top: int | None = None
+    latent: str = "prior"
+    trust: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         _whole(self, 0, "num_steps", "num_draws")
+        _whole(self, 1, *([] if self.top is None else ["top"]))
         _share(self, "blend", *([] if self.stop is None else ["stop"]))
+        _one_of(self, "latent", LATENTS)
+        if self.trust is not None:
+            object.__setattr__(self, "trust", tuple(self.trust))  # a list, where it comes from JSON
 
     def off(self) -> "AdaptSettings":
         """No adaptation, the control of every comparison: nothing moves, and energies have no say."""
-        aggregation = "mean" if self.aggregation == "energy" else self.aggregation
-        return replace(self, num_steps=0, aggregation=aggregation, stop=None, blend=0.0)
+        aggregation = "mean" if self.aggregation in ("energy", "learned") else self.aggregation
+        return replace(
+            self, num_steps=0, aggregation=aggregation, stop=None, blend=0.0, top=None, latent="prior"
+        )
+
+    def untaught(self) -> "AdaptSettings":
+        """As far as a network goes that has no leap yet and has not learned whom to trust."""
+        sampler = "langevin" if self.sampler == "leap" else self.sampler
+        return replace(self.untaught_votes(), sampler=sampler)
+
+    def untaught_votes(self) -> "AdaptSettings":
+        """As far as it goes before it has learned whom to trust."""
+        return replace(self, aggregation="energy") if self.aggregation == "learned" else self
 
     def check(self) -> None:
         """Look every name up now, so that a wrong one is refused before the work."""

@@ -11,11 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sourceward.adapters import EnergyAdaptation
+from sourceward.functional import AGGREGATIONS, cosine_to_sources, surprise
 from sourceward.functional.paired import interval, paired_draws
-from sourceward.nn import Network
+from sourceward.functional.trust import Evidence, evidence, learn_trust, score
+from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings
 
 LENGTHS = (5, 2, 0)
@@ -80,6 +83,8 @@ class Trial:
     source: str
     right: np.ndarray
     """(candidates, samples) of 0 and 1; the first candidate is no adaptation."""
+    votes: tuple[Evidence, ...] = ()
+    """For each candidate but the first, where votes are to be learned."""
 
     @property
     def gain(self) -> np.ndarray:
@@ -111,9 +116,35 @@ def tune(
 
 def settle(trials: Sequence[Trial], settings: AdaptSettings) -> tuple[AdaptSettings, Promise]:
     """The candidate that the trials ask for, and what it promises."""
+    if settings.aggregation == "learned":
+        trials = [_with_votes_of(trial, [t for t in trials if t is not trial]) for trial in trials]
     best = choose(trials)
     chosen = candidates(settings)[best]
+    if settings.aggregation == "learned":
+        at = max(best, 1) - 1
+        chosen = replace(chosen, trust=learn_trust([trial.votes[at] for trial in trials]))
     return chosen, promise(trials, best, chosen)
+
+
+def learn_votes(
+    parts: Sequence[Part], fit: Callable[[list[Part]], Network], settings: AdaptSettings
+) -> AdaptSettings:
+    """Settings with the trust that pretend targets teach, where the number of steps is given."""
+    votes = []
+    for held, part in enumerate(parts):
+        network = fit([other for source, other in enumerate(parts) if source != held])
+        votes.append(observe(network, part, settings))
+    return replace(settings, trust=learn_trust(votes))
+
+
+def _with_votes_of(trial: Trial, others: Sequence[Trial]) -> Trial:
+    """What a pretend target gains by votes that the *other* pretend targets taught."""
+    right = [trial.right[0]]
+    for at, own in enumerate(trial.votes):
+        taught = learn_trust([other.votes[at] for other in others])
+        said = AGGREGATIONS["learned"](own.probability, own.label, own.label, score(own.seen, taught))
+        right.append((said.argmax(1) == own.label).double().cpu().numpy())
+    return replace(trial, right=np.stack(right))
 
 
 def candidates(settings: AdaptSettings) -> list[AdaptSettings]:
@@ -123,12 +154,41 @@ def candidates(settings: AdaptSettings) -> list[AdaptSettings]:
 
 def pretend(name: str, network: Network, part: Part, settings: AdaptSettings) -> Trial:
     """Put every candidate to a source that the network was trained without."""
+    scaled, label = _some(network, part)
+    truth = label.cpu().numpy()
+    tried = candidates(settings.untaught_votes())
+    answers = [EnergyAdaptation(one)(network, scaled).probabilities for one in tried]
+    right = np.stack([(answer.argmax(1) == truth).astype(float) for answer in answers])
+    if settings.aggregation != "learned":
+        return Trial(name, right)
+    return Trial(name, right, tuple(observe(network, part, one) for one in tried[1:]))
+
+
+def observe(network: Network, part: Part, settings: AdaptSettings) -> Evidence:
+    """The votes on a source that the network was trained without, and what can be seen of them."""
+    scaled, label = _some(network, part)
+    return seen_votes(network, scaled, label, settings)
+
+
+def seen_votes(network: Network, feature: Tensor, label: Tensor, settings: AdaptSettings) -> Evidence:
+    """The votes on rescaled features, as settings of test time have them cast."""
+    adapted = EnergyAdaptation(settings.untaught_votes())(network, feature)
+    own, device = network.own_energy, feature.device
+    before, after, probability = (
+        torch.from_numpy(value).to(device).transpose(0, 1)
+        for value in (adapted.energy_before, adapted.energy_after, adapted.per_source)
+    )
+    similarity = cosine_to_sources(feature, folded(network).source_center)
+    seen = evidence(probability, similarity, surprise(before, own), surprise(after, own))
+    return Evidence(seen, probability, label)
+
+
+def _some(network: Network, part: Part) -> Part:
+    """Rescaled features and labels of as many samples as are looked at."""
     feature, label = part
     rows = np.random.default_rng(0).permutation(len(label))[:ROWS]
-    scaled = network.features(feature[rows].to(network.scale.device))
-    truth = label[rows].cpu().numpy()
-    answers = [EnergyAdaptation(one)(network, scaled).probabilities for one in candidates(settings)]
-    return Trial(name, np.stack([(answer.argmax(1) == truth).astype(float) for answer in answers]))
+    device = network.scale.device
+    return network.features(feature[rows].to(device)), label[rows].to(device)
 
 
 def choose(trials: Sequence[Trial]) -> int:

@@ -1,7 +1,8 @@
-"""From one answer per source to one answer: the four aggregations of the paper, and one of ours.
+"""From one answer per source to one answer: the four aggregations of the paper, and two of ours.
 
 Each takes per-source probabilities (sources, batch, classes), the cosine similarity of the sample to each
-source and how surprised each source's energy is by it (both (sources, batch)), and returns (batch, classes).
+source, how surprised each source's energy is by it and, where that was learned, the score of each vote (all
+(sources, batch)), and returns (batch, classes).
 """
 
 from typing import Protocol
@@ -10,29 +11,32 @@ import torch
 from torch import Tensor
 
 from sourceward._registry import Registry
+from sourceward.errors import InputError
 
 
 class Aggregation(Protocol):
-    def __call__(self, probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor: ...
+    def __call__(
+        self, probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None
+    ) -> Tensor: ...
 
 
 AGGREGATIONS: Registry[Aggregation] = Registry("aggregation")
 
 
 @AGGREGATIONS.register("mean")
-def mean(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
+def mean(probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None) -> Tensor:
     """Every source votes with the same weight: the paper's ensemble."""
     return probability.mean(0)
 
 
 @AGGREGATIONS.register("closest")
-def closest(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
+def closest(probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None) -> Tensor:
     """The source whose centre is nearest by cosine decides alone."""
     return _take(probability, similarity.argmax(0))
 
 
 @AGGREGATIONS.register("cosine")
-def cosine(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
+def cosine(probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None) -> Tensor:
     """Sources vote with weights proportional to 1 + cosine, which is never negative."""
     weight = (1 + similarity).clamp_min(torch.finfo(similarity.dtype).eps)
     weight = weight / weight.sum(0, keepdim=True)
@@ -40,25 +44,49 @@ def cosine(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
 
 
 @AGGREGATIONS.register("confident")
-def confident(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
+def confident(
+    probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None
+) -> Tensor:
     """The source with the largest top probability decides alone."""
     return _take(probability, probability.amax(-1).argmax(0))
 
 
 @AGGREGATIONS.register("energy")
-def energy(probability: Tensor, similarity: Tensor, surprise: Tensor) -> Tensor:
+def energy(probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None) -> Tensor:
     """The less a source's energy is surprised by the sample as it came, the more it counts: exp(-surprise).
 
     Energies are on the scale of each source's own samples: see `functional.calibration`.
     """
-    # In double: a row's last bit must not depend on how many rows stand beside it.
-    weight = torch.softmax(-surprise.double(), 0)
-    return (weight.unsqueeze(-1) * probability).sum(0).to(probability.dtype)
+    return _weighted(probability, -surprise)
+
+
+@AGGREGATIONS.register("learned")
+def learned(probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None) -> Tensor:
+    """Sources vote with weights that pretend targets have taught, exp(score): see `functional.trust`."""
+    if score is None:
+        raise InputError(
+            "This model has not learned which sources to trust. Fit it with aggregation='learned'."
+        )
+    return _weighted(probability, score)
+
+
+def least_surprised(top: int, surprise: Tensor, *values: Tensor) -> list[Tensor]:
+    """Of values (sources, batch, ...), those of the `top` sources that each sample surprises least."""
+    best = surprise.topk(min(top, len(surprise)), dim=0, largest=False).indices
+    rows = torch.arange(surprise.shape[1], device=surprise.device)
+    return [value[best, rows] for value in values]
 
 
 def cosine_to_sources(feature: Tensor, source_center: Tensor) -> Tensor:
     """Cosine of each sample to each source's mean: (batch, dim), (sources, dim) -> (sources, batch)."""
     return torch.nn.functional.cosine_similarity(feature.unsqueeze(0), source_center.unsqueeze(1), dim=-1)
+
+
+def _weighted(probability: Tensor, score: Tensor) -> Tensor:
+    """Votes weigh exp(score)."""
+    # In double: a row's last bit must not depend on how many rows stand beside it.
+    weight = torch.softmax(score.double(), 0)
+    return (weight.unsqueeze(-1) * probability).sum(0).to(probability.dtype)
 
 
 def _take(probability: Tensor, source: Tensor) -> Tensor:

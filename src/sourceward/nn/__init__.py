@@ -5,6 +5,7 @@ from sourceward.nn.folded import Folded, folded
 from sourceward.nn.frozen import frozen_call
 from sourceward.nn.heads import HEADS, ConcatHead, Head, LinearHead, PooledPrototypeHead, PrototypeHead
 from sourceward.nn.latent import LatentNet
+from sourceward.nn.leap import StackedLeap
 from sourceward.nn.network import Network
 from sourceward.nn.replay import ReplayBuffer
 
@@ -20,6 +21,7 @@ __all__ = [
     "PrototypeHead",
     "ReplayBuffer",
     "StackedEnergy",
+    "StackedLeap",
     "folded",
     "frozen_call",
 ]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.functional import ChainWeights
+from sourceward.functional.leap import LeapWeights
 from sourceward.functional.rows import laid_out, matmul
 from sourceward.nn.heads import Head
 from sourceward.nn.latent import LatentNet
@@ -42,6 +43,7 @@ class Folded:
         pooled_latent: the same of the centres of all sources together, for a head that uses it.
         source_center: mean class centre of each source, (sources, dim).
         own_energy: quantiles of each source's energy of its own samples, (sources, levels).
+        leap: one map per source to where its chain would end, where there is one.
         graphs: CUDA graphs that read these tensors: see `graphs.replay`.
     """
 
@@ -52,7 +54,15 @@ class Folded:
     pooled_latent: Tensor | None
     source_center: Tensor
     own_energy: Tensor
+    leap: LeapWeights | None = None
     graphs: dict[Hashable, Any] = field(default_factory=dict, compare=False)
+
+    def classify(self, feature: Tensor, latent: Tensor | None) -> Tensor:
+        """Each source's answer, (sources, rows, classes); a pooled head asks both of its classifiers."""
+        own = self.head(feature, latent, self.class_latent).softmax(-1)
+        if not self.head.pooled:
+            return own
+        return (own + self.head(feature, latent, self.pooled_latent).softmax(-1)) / 2
 
 
 @torch.no_grad()
@@ -81,7 +91,8 @@ class _Kept:
 
 def _state(network: Network) -> tuple[tuple[int, int], ...]:
     """Changes whenever a tensor is replaced or written to. The backbone plays no part."""
-    modules = [module for module in (network.energy, network.latent, network.head) if module is not None]
+    parts = (network.energy, network.latent, network.head, network.leap)
+    modules = [module for module in parts if module is not None]
     tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
     return tuple((t.data_ptr(), t._version) for t in (*tensors, network.centers, network.own_energy))
 
@@ -97,6 +108,7 @@ def _fold(network: Network) -> Folded:
         None if pooled is None else laid_out(pooled.mean).mT.expand_as(network.centers),
         network.centers.mean(1),
         network.own_energy,
+        None if network.leap is None else LeapWeights(*(w.detach() for w in network.leap.weights())),
     )
 
 

@@ -9,6 +9,7 @@ from sourceward.functional import LEVELS, Gaussian, class_centers, energy, laten
 from sourceward.nn.energy import StackedEnergy
 from sourceward.nn.heads import HEADS, Head
 from sourceward.nn.latent import LatentNet
+from sourceward.nn.leap import StackedLeap
 
 CALIBRATION_ROWS = 4096
 """As many samples tell a distribution."""
@@ -30,6 +31,7 @@ class Network(nn.Module):
     centers: Tensor
     own_energy: Tensor
     latent: LatentNet | None
+    leap: StackedLeap | None
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class Network(nn.Module):
         self.head: Head = HEADS[head](dim, classes)
         self.latent = LatentNet(dim) if self.head.uses_latent else None
         self.energy = StackedEnergy(sources, dim, hidden, latent=self.head.uses_latent, dropout=dropout)
+        self.leap = None  # distilled from the trained energies, where it is asked for
         self.register_buffer("shift", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("centers", torch.zeros(sources, classes, dim))
@@ -119,6 +122,8 @@ class Network(nn.Module):
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         state.setdefault(f"{prefix}own_energy", self.own_energy)  # version 0.1 had no calibration
+        if self.leap is None and f"{prefix}leap.inner" in state:
+            self.leap = StackedLeap.like(state, f"{prefix}leap.").to(self.scale.device)
         super()._load_from_state_dict(state, prefix, *rest)
 
     def prior(self, feature: Tensor) -> Gaussian | None:

@@ -4,6 +4,7 @@ from sourceward.samplers.accept import ACCEPT_RULES
 from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target
 from sourceward.samplers.fused import fused_langevin
 from sourceward.samplers.langevin import langevin, textbook
+from sourceward.samplers.leap import leap
 from sourceward.samplers.nesterov import nesterov
 from sourceward.samplers.run import Chain, generator_noise, keyed_noise, run
 from sourceward.samplers.walk import walk
@@ -21,6 +22,7 @@ __all__ = [
     "generator_noise",
     "keyed_noise",
     "langevin",
+    "leap",
     "nesterov",
     "run",
     "textbook",

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sourceward.functional import ChainWeights, EnergyWeights
+from sourceward.functional import ChainWeights, EnergyWeights, row_keys
+from sourceward.functional.leap import Foothold, LeapWeights
+from sourceward.functional.leap import leap as leap_to
 from sourceward.samplers.base import StepSettings, Target
 from sourceward.samplers.fused import RULES, fused_langevin, generator_normals, keyed_normals
+from sourceward.samplers.leap import joined
 from sourceward.samplers.run import Chain, Record, generator_noise, keyed_noise, run
 
 
@@ -25,11 +28,12 @@ def walk(
     *,
     record: Record = False,
     stop_below: Tensor | None = None,
+    leap: LeapWeights | None = None,
 ) -> Chain:
     """Take `num_steps` steps from `feature` (sources, batch, dim) on the energies of all sources.
 
     Args:
-        sampler: a name in `SAMPLERS`.
+        sampler: a name in `SAMPLERS`; `leap` is one leap, refined by Langevin steps.
         feature: the starts.
         weights: of all sources.
         bias: from `ChainWeights.bias`.
@@ -38,6 +42,7 @@ def walk(
         noise: (batch,) keys of the samples, or a generator (training).
         record: keep trajectory, energies and origins, or the "origins" alone.
         stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
+        leap: of all sources, for the sampler of that name.
     """
     if sampler == "langevin" and settings.accept in RULES:
         kernels = _kernels() if feature.is_cuda else None
@@ -54,9 +59,21 @@ def walk(
     target = Target(
         lambda x: weights.energy(weights.first(x, bias)),
         lambda x: weights.energy_and_grad(weights.first(x, bias)),
+        None if leap is None else lambda x: leap_to(leap, Foothold.of(weights, x, bias)),
     )
     source = keyed_noise(noise, feature) if isinstance(noise, Tensor) else generator_noise(noise, feature)
-    return run(sampler, feature, target, settings, num_steps, source, record=record, stop_below=stop_below)
+    asked: dict[str, Any] = {"record": record, "stop_below": stop_below}
+    if sampler != "leap" or num_steps < 2:
+        return run(sampler, feature, target, settings, num_steps, source, **asked)
+    first = run(sampler, feature, target, settings, 1, source, **asked)
+    refined = walk("langevin", first.feature, weights, bias, settings, num_steps - 1, noise, **asked)
+    return joined(first, refined)
+
+
+def keys_of(feature: Tensor, seed: int) -> Tensor:
+    """`functional.row_keys` by its fastest way."""
+    kernels = _kernels() if feature.is_cuda and feature.dtype == torch.float32 else None
+    return (kernels.row_keys if kernels else row_keys)(feature, seed)
 
 
 @cache
@@ -85,13 +102,16 @@ def _check(kernels: Any) -> None:
     )  # fmt: skip
     weights, settings, start = ChainWeights.of(energy), StepSettings(step_size=10.0), normal(2, 16, 64)
     keys = torch.arange(16, device="cuda")
-    ends = [
-        chain(weights, start, weights.bias(None), settings, 4, noise(keys, start)).feature
-        for chain, noise in (
-            (fused_langevin, keyed_normals),
-            (kernels.kernel_langevin, kernels.keyed_normals),
-        )
-    ]
-    apart = (ends[0] - ends[1]).abs().mean() / (ends[0] - start).abs().mean()
-    if not apart < 0.05:
-        raise ArithmeticError(f"their chains end {float(apart):.2g} of the way apart")
+    for record in (False, True):  # all steps by one kernel; three kernels a step
+        ends = [
+            chain(weights, start, weights.bias(None), settings, 4, noise(keys, start), record=record).feature
+            for chain, noise in (
+                (fused_langevin, keyed_normals),
+                (kernels.kernel_langevin, kernels.keyed_normals),
+            )
+        ]
+        apart = (ends[0] - ends[1]).abs().mean() / (ends[0] - start).abs().mean()
+        if not apart < 0.05:
+            raise ArithmeticError(f"their chains end {float(apart):.2g} of the way apart")
+    if not torch.equal(kernels.row_keys(start[0], 1), row_keys(start[0], 1)):
+        raise ArithmeticError("rows get other keys")

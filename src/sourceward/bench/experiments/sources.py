@@ -10,6 +10,9 @@ from sourceward.bench.experiments.scores import Scores
 from sourceward.functional import AGGREGATIONS, oracle_source
 from sourceward.report.page import Table
 
+VOTES = [how for how in AGGREGATIONS if how != "learned"]
+"""What has to be learned first is in `choices`."""
+
 
 @experiment("per-source", "Accuracy and energy of each source's own answer, before and after adaptation.")
 def per_source(context: Context) -> Outcome:
@@ -76,7 +79,7 @@ def aggregation(context: Context) -> Outcome:
     scores, none, oracle = Scores(), "no adaptation", "ORACLE: best source for each sample"
     for asked in context.checkpoints():
         asks: dict[str, dict[str, Any]] = {none: {"num_steps": 0}}
-        asks |= {how: {"num_steps": context.num_steps, "aggregation": how} for how in AGGREGATIONS}
+        asks |= {how: {"num_steps": context.num_steps, "aggregation": how} for how in VOTES}
         for name, options in asks.items():
             answer = asked.checkpoint.walk(asked.part, **options)
             said = asked.checkpoint.codes[answer.probabilities.argmax(1)]
@@ -84,7 +87,7 @@ def aggregation(context: Context) -> Outcome:
         label = torch.from_numpy(asked.checkpoint.numbers(asked.part.label))
         best = oracle_source(torch.from_numpy(answer.per_source).transpose(0, 1), label).argmax(1).numpy()
         scores.add(oracle, asked.place, asked.seed, asked.checkpoint.codes[best] == asked.part.label)
-    against = dict.fromkeys(AGGREGATIONS, none)
+    against = dict.fromkeys(VOTES, none)
     caption = (
         f"Accuracy, %, at {context.num_steps} steps. ORACLE looks at the label: an upper bound, never a "
         "result."
