@@ -208,18 +208,20 @@ def _fit_estimator(
         **job.settings.estimator() | changes,
         allow_missing=True,  # refused before anything was trained, where it is not allowed
         checkpoint=checkpoint,
-        device=str(device),
+        device=job.settings.heads_device or str(device),
         random_state=job.seed,
         verbose=job.progress,
     )
     shifted = {"X_shifted": X_shifted, "y_shifted": y_shifted}
     try:
-        return estimator.fit(X, y, sample_domain=domain, **shifted)
+        estimator.fit(X, y, sample_domain=domain, **shifted)
     except InputError:
         if not checkpoint.exists():
             raise
         checkpoint.unlink()  # damaged, or of features with other bits: begin the stage again
-        return estimator.fit(X, y, sample_domain=domain, **shifted)
+        estimator.fit(X, y, sample_domain=domain, **shifted)
+    estimator.network_.to(device)
+    return estimator
 
 
 def _validate(model: Model, feature: Tensor, prepared: "Prepared", known: np.ndarray) -> dict[str, Any]:

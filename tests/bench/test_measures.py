@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix
 
-from sourceward.bench.controls import linear_probabilities
+from sourceward.bench.controls import linear_control
 from sourceward.bench.measures import measure, trust
 
 
@@ -36,5 +36,5 @@ def test_the_linear_control_learns():
     rng = np.random.default_rng(0)
     y = np.arange(60) % 2
     X = (rng.normal(size=(60, 3)) + 4 * y[:, None]).astype(np.float32)
-    p = linear_probabilities(X[:40], y[:40], np.repeat(["a", "b"], 20), X[40:])
+    p = linear_control(X[:40], y[:40], np.repeat(["a", "b"], 20))(X[40:])
     assert (p.argmax(1) == y[40:]).mean() > 0.9

@@ -290,5 +290,5 @@ def test_bad_adapters(text, says):
 def test_a_job_that_cannot_train_fails_in_all_its_cells(file, tmp_path):
     job = _jobs(plan(file, targets=("a",)), str(tmp_path / "gone.npz"), open_dataset(file), tmp_path)[0]
     cells = run_job(job)
-    assert len(cells) == 3
+    assert len(cells) == 4
     assert all("No such file" in cell["failed"] for cell in cells)

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from sourceward.adapters import ADAPTERS
+from sourceward.bench.controls import linear_control
+from sourceward.bench.single_sample import SingleSample
+from sourceward.bench.specs import LINEAR, SINGLE
 from sourceward.errors import InputError
 from sourceward.run_folder import differences
 
-FORMAT = 2
+FORMAT = 3
 ROOMS = (
     "functional",
     "samplers",
@@ -30,6 +33,7 @@ ROOMS = (
     "estimator.py",
 )
 """Code that a cell's numbers depend on, whatever the adapter."""
+CONTROL_CODE: dict[str, Any] = {LINEAR: linear_control, SINGLE: SingleSample}
 
 
 def key_of(identity: dict[str, Any]) -> str:
@@ -58,7 +62,8 @@ def code_version() -> str:
 @cache
 def adapter_version(name: str) -> str:
     """Of the file that an adapter is in."""
-    source = inspect.getsourcefile(ADAPTERS[name]) if name in ADAPTERS else None
+    code: Any = ADAPTERS[name] if name in ADAPTERS else CONTROL_CODE[name]
+    source = inspect.getsourcefile(code)
     return hashlib.blake2b(Path(source).read_bytes() if source else b"", digest_size=6).hexdigest()
 
 

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from sourceward.adapters import ADAPTERS, Adapted, EnergyAdaptation, create_adapter
-from sourceward.bench.specs import AUTO, NONE, OURS, Spec
+from sourceward.adapters.base import adapter_traits
+from sourceward.bench.controls import Answer, linear_control, single_sample_control
+from sourceward.bench.specs import AUTO, LINEAR, NONE, OURS, SINGLE, Spec
+from sourceward.bench.throughput import inner_backbone, measure_encoding
 from sourceward.data import DomainDataset
 from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
@@ -86,6 +89,10 @@ class Part:
     def label(self) -> np.ndarray:
         return self.dataset.labels
 
+    def select(self, rows: np.ndarray) -> "Part":
+        """Some of the samples."""
+        return Part(self.dataset.select(rows), self.feature[torch.from_numpy(rows).to(self.feature.device)])
+
 
 @dataclass
 class Checkpoint:
@@ -114,6 +121,7 @@ class Checkpoint:
     estimator: EnergyAdapter | None = None
     info: dict[str, Any] = field(default_factory=dict)
     asked: Callable[[int], AdaptSettings] | None = None
+    _controls: dict[str, tuple[Answer, np.ndarray, float]] = field(default_factory=dict)
 
     def part(self, domain: str) -> Part:
         """All samples of one domain."""
@@ -130,10 +138,48 @@ class Checkpoint:
     def validation(self) -> list[Part]:
         """Rows of each source that were not trained on; empty where all were."""
         sources = self.data.without(self.left_out)
-        rows = sources.train_val_indices(self.info.get("validation_fraction", 0.1))[1]
+        rows = sources.train_val_indices(self.fraction)[1]
         parts = [rows[sources.domains[rows] == code] for code in range(len(sources.domain_names))]
+        if self.info.get("frozen"):  # features are kept by domain: a part of one would be computed anew
+            return [self.source_part.select(part) for part in parts if len(part)]
         chosen = [sources.select(part) for part in parts if len(part)]
         return [Part(dataset, self.encode(dataset)) for dataset in chosen]
+
+    def control(self, name: str) -> tuple[Answer, np.ndarray, float]:
+        """A control trained on what heads and energies were trained on, the codes of the classes that it
+        knows, and its seconds."""
+        if name not in self._controls:
+            sources = self.source_part
+            held = self.info.get("hold_out", True)
+            rows = sources.dataset.train_val_indices(self.fraction)[0] if held else slice(None)
+            label, domain = sources.label[rows], sources.dataset.domains[rows]
+            start = time.perf_counter()
+            make = {LINEAR: linear_control, SINGLE: single_sample_control}[name]
+            answer = make(self.raw(sources)[rows], label, domain, self.info.get("seed", 0))
+            self._controls[name] = answer, np.unique(label), time.perf_counter() - start
+        return self._controls[name]
+
+    def raw(self, part: Part) -> np.ndarray:
+        """Features in the units in which heads and energies first meet them."""
+        if part.dataset.kind == "features":
+            return np.asarray(part.dataset.items, dtype=np.float32)
+        return self.network.raw(part.feature).cpu().numpy()
+
+    @property
+    def fraction(self) -> float:
+        """Share of the sources that validates, where the data has no lists."""
+        return self.info.get("validation_fraction", 0.1)
+
+    def streams(self, spec: Spec) -> bool:
+        """Whether a contestant does the backbone's work itself."""
+        return spec.name in ADAPTERS and adapter_traits(spec.name).reads == "inputs"
+
+    @cached_property
+    def encode_ms(self) -> float:
+        """Milliseconds of the backbone for each sample, without decoding; 0 where there is none."""
+        if self.network.backbone is None:
+            return 0.0
+        return measure_encoding(self.network, self.data)
 
     def numbers(self, label: np.ndarray) -> np.ndarray:
         """The dataset's labels in the network's numbering; for analyses, where every class is known."""
@@ -143,7 +189,7 @@ class Checkpoint:
 
     def answer(self, spec: Spec, part: Part) -> Adapted:
         """What one adapter says of one part."""
-        options: dict[str, Any] = dict(spec.options)
+        options = spec.own
         if spec.name == NONE:
             return self.walk(part, num_steps=0)
         if spec.name == OURS:
@@ -167,8 +213,7 @@ class Checkpoint:
         backbone = self.network.backbone
         if backbone is None:
             return iter(())  # the adapter itself says what it misses
-        inner = getattr(backbone, "backbone", None) or backbone
-        samples = prepare_samples(dataset, inner, self.network.scale.device, show=False)  # type: ignore[arg-type]
+        samples = prepare_samples(dataset, inner_backbone(backbone), self.network.scale.device, show=False)
         return samples.batches(slice(0, len(dataset)))
 
     def walk(self, part: Part, **options: Any) -> Adapted:
@@ -192,7 +237,7 @@ def train(
     """The checkpoint of one (data, target, seed), from `folder` where it lies there already."""
     make = _on_features if data.kind == "features" else _on_inputs
     checkpoint = make(data, training, left_out, seed, folder)
-    checkpoint.info["seed"] = seed
+    checkpoint.info |= {"seed": seed, "hold_out": training.hold_out or data.kind != "features"}
     return checkpoint
 
 
@@ -273,6 +318,8 @@ def _on_inputs(
         "validation": metrics,
         "validation_fraction": model.info["training"]["settings"]["validation_fraction"],
         "backbone": model.info["training"]["backbone"],
+        "frozen": training.freeze,
+        "cost": plain(model.info.get("cost")),
     }
     return Checkpoint(
         model.network,

@@ -11,11 +11,9 @@ import numpy as np
 from sourceward.adapters.base import Unsuitable
 from sourceward.bench.cells import FORMAT, adapter_version, code_version, key_of
 from sourceward.bench.checkpoints import Checkpoint, Part, Training, train
-from sourceward.bench.controls import linear_probabilities
 from sourceward.bench.measures import measure, measure_walk
 from sourceward.bench.samples import saved_and_lost
-from sourceward.bench.single_sample import SingleSample
-from sourceward.bench.specs import CONTROLS, LINEAR, NONE, Spec
+from sourceward.bench.specs import CONTROLS, NONE, Spec
 from sourceward.data import DomainDataset, open_dataset
 
 
@@ -30,7 +28,7 @@ class Job:
         fingerprint: of the data.
         left_out: domains that are not trained on.
         questions: (target, contestants) pairs.
-        seed: of the training; None for a control, which has none.
+        seed: of the training.
         training: how.
         folder: for models.
         pretends: whether the target is a source, left out for selection.
@@ -41,7 +39,7 @@ class Job:
     fingerprint: str
     left_out: tuple[str, ...]
     questions: tuple[tuple[str, tuple[Spec, ...]], ...]
-    seed: int | None
+    seed: int
     training: Training
     folder: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -78,8 +76,6 @@ def run_job(job: Job) -> list[dict[str, Any]]:
     """Cells, finished or failed; whatever goes wrong in one of them leaves the others alone."""
     try:
         data = _open(job.data, job.options)
-        if job.seed is None:
-            return [_control(job, data, target, spec) for target, specs in job.questions for spec in specs]
         run = "-".join(
             [job.name, "without", *job.left_out, str(job.seed), key_of(job.training_identity())[:8]]
         )
@@ -107,40 +103,54 @@ def _answers(job: Job, checkpoint: Checkpoint, target: str, specs: tuple[Spec, .
 def _cell(
     job: Job, checkpoint: Checkpoint, part: Part, before: np.ndarray, target: str, spec: Spec
 ) -> dict[str, Any]:
+    if spec.name in CONTROLS:
+        return _control(job, checkpoint, part, target, spec)
+    rows = _rows(spec, len(part.label), job.seed)
+    if rows is not None:
+        part, before = part.select(rows), before[rows]
     start = time.perf_counter()
     adapted = checkpoint.answer(spec, part)
     seconds = time.perf_counter() - start
     numbers = _numbers(part, adapted.probabilities, checkpoint.codes)
+    numbers |= {} if rows is None else {"rows": rows.tolist()}
     right = np.asarray(numbers["predicted"]) == part.label
     numbers |= measure_walk(adapted, right, checkpoint.sources)
     if adapted.per_source is not None and np.isfinite(adapted.per_source).all():
         votes = checkpoint.codes[adapted.per_source.argmax(2)] == part.label[:, None]
         numbers["per_source"] = {name: float(votes[:, i].mean()) for i, name in enumerate(checkpoint.sources)}
-    if job.training.hold_out and checkpoint.validation:
+    if job.training.hold_out and checkpoint.validation and rows is None:
         scores = [
             (checkpoint.codes[checkpoint.answer(spec, rows).probabilities.argmax(1)] == rows.label).mean()
             for rows in checkpoint.validation
         ]
         numbers["validation"] = float(np.mean(scores))
-    numbers |= {"seconds": seconds, "ms_per_sample": 1000 * seconds / max(len(part.label), 1)}
+    ms = 1000 * seconds / max(len(part.label), 1) + (0 if checkpoint.streams(spec) else checkpoint.encode_ms)
+    numbers |= {"seconds": seconds, "ms_per_sample": ms}
     samples = saved_and_lost(before, adapted.probabilities, part.label, checkpoint.codes, part.dataset)
     shown = [] if spec.name == NONE else samples
     return _named(job, target, spec) | {"training": checkpoint.info, "numbers": numbers, "samples": shown}
 
 
-def _control(job: Job, data: DomainDataset, target: str, spec: Spec) -> dict[str, Any]:
-    sources, part = data.without(job.left_out), data.of_domains([target])
+def _control(job: Job, checkpoint: Checkpoint, part: Part, target: str, spec: Spec) -> dict[str, Any]:
+    """A classifier trained anew on the rows and features that the network's heads were trained on."""
+    answer, codes, fit_seconds = checkpoint.control(spec.name)
     start = time.perf_counter()
-    X, X_target = (np.asarray(d.items, dtype=np.float32) for d in (sources, part))
-    answer = linear_probabilities if spec.name == LINEAR else SingleSample(seed=job.seed or 0).probabilities
-    probability = answer(X, sources.labels, sources.domains, X_target)
+    numbers = _numbers(part, answer(checkpoint.raw(part)), codes)
     seconds = time.perf_counter() - start
-    numbers = _numbers(Part(part, None), probability, np.unique(sources.labels))  # type: ignore[arg-type]
+    ms = 1000 * seconds / max(len(part.label), 1) + checkpoint.encode_ms
+    numbers |= {"seconds": seconds, "ms_per_sample": ms}
     return _named(job, target, spec) | {
-        "training": {"fit_seconds": seconds},
+        "training": {"fit_seconds": fit_seconds},
         "numbers": numbers,
         "samples": [],
     }
+
+
+def _rows(spec: Spec, count: int, seed: int) -> np.ndarray | None:
+    """The rows that a slow contestant answers, or None for all; the seed draws them, labels play no part."""
+    if spec.rows is None or spec.rows >= count:
+        return None
+    return np.sort(np.random.default_rng(seed).permutation(count)[: spec.rows])
 
 
 def _numbers(part: Part, probability: np.ndarray, codes: np.ndarray) -> dict[str, Any]:

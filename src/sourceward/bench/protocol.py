@@ -146,20 +146,19 @@ def _finished(job: Job, folder: Folder) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 def _jobs(plan: Plan, data: str | DomainDataset, dataset: DomainDataset, out: Path) -> list[Job]:
-    """Trainings of one dataset: for each set of domains left out and each seed, then the controls."""
+    """Trainings of one dataset: for each set of domains left out and each seed."""
     base = Job(
         data,
         name_of(data, dataset),
         dataset.fingerprint(),
         (),
         (),
-        None,
+        0,
         plan.training,
         str((out / "runs").absolute()),
         plan.options,
     )
     adapters = tuple(spec for spec in plan.specs if spec.name not in CONTROLS)
-    controls = tuple(spec for spec in plan.specs if spec.name in CONTROLS)
     groups: dict[tuple[str, ...], list[str]] = {}
     for target in _targets(dataset, plan.targets):
         # Several held-out domains stay held out together: the model of one must not train on another.
@@ -170,13 +169,10 @@ def _jobs(plan: Plan, data: str | DomainDataset, dataset: DomainDataset, out: Pa
         sources = [name for name in dataset.domain_names if name not in left_out]
         if not sources:
             raise InputError(f"No domain is left to train on without {', '.join(left_out)}.")
-        asked = tuple((target, adapters) for target in targets)
+        asked = tuple((target, plan.specs) for target in targets)
         for seed in plan.seeds:
             jobs.append(replace(base, left_out=left_out, questions=asked, seed=seed))
             jobs += _pretend(plan, base, left_out, sources, adapters, seed)
-        if controls and dataset.kind == "features":
-            asked = tuple((target, controls) for target in targets)
-            jobs.append(replace(base, left_out=left_out, questions=asked, training=Training()))
     return jobs
 
 

@@ -13,6 +13,7 @@ that the two differ in the method alone. The backbone is not trained along.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 
-from sourceward.errors import InputError
+from sourceward.adapters.base import Unsuitable
 from sourceward.functional import Gaussian, class_centers, kl_divergence, swish
 
 
@@ -95,10 +96,14 @@ class SingleSample:
         self, X: np.ndarray, y: np.ndarray, domain: np.ndarray, X_target: np.ndarray
     ) -> np.ndarray:
         """Train on the sources, answer the target's rows one by one: (n, classes), in the order of labels."""
+        return self.fit(X, y, domain)(X_target)
+
+    def fit(self, X: np.ndarray, y: np.ndarray, domain: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """Train on the sources; returns what answers rows of a target."""
         classes, label = np.unique(y, return_inverse=True)
         names = np.unique(domain)
         if len(names) < 2:
-            raise InputError(
+            raise Unsuitable(
                 f"Single-sample generalization pretends that a source is the target and needs 2 or more "
                 f"sources, but got {len(names)}."
             )
@@ -113,9 +118,12 @@ class SingleSample:
         centers = filled_centers(
             [(torch.cat([x for x, _ in parts]), torch.cat([t for _, t in parts]))], len(classes)
         )
-        with torch.no_grad():
-            answers = [answer(generate, rows, centers[0]) for rows in scaled(X_target).split(512)]
-        return torch.cat(answers).numpy()
+
+        @torch.no_grad()
+        def answers(rows: np.ndarray) -> np.ndarray:
+            return torch.cat([answer(generate, part, centers[0]) for part in scaled(rows).split(512)]).numpy()
+
+        return answers
 
     def _train(self, parts: list[tuple[Tensor, Tensor]], classes: int) -> WeightGenerator:
         generator = torch.Generator().manual_seed(self.seed)

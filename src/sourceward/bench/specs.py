@@ -17,6 +17,9 @@ OURS, NONE, LINEAR, SINGLE = "ebtsa", "none", "linear", "single_sample"
 CONTROLS = (LINEAR, SINGLE)
 """Classifiers trained anew on the same features: what ordinary training makes of the same data."""
 
+ROWS = "rows"
+"""Option of every adapter: how many rows of each target it answers, for slow ones."""
+
 AUTO = "auto"
 """As many steps as the sources, each playing the target, gain by."""
 
@@ -51,6 +54,16 @@ class Spec:
         return ":".join([self.name, *(f"{name}={value}" for name, value in self.options)])
 
     @property
+    def rows(self) -> int | None:
+        """How many rows of each target to answer; all when None."""
+        return dict(self.options).get(ROWS)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Options of the adapter itself."""
+        return {name: value for name, value in self.options if name != ROWS}
+
+    @property
     def label(self) -> str:
         """As a person reads it in a table.
 
@@ -58,7 +71,8 @@ class Spec:
         'ebtsa, 10 steps'
         """
         steps = {AUTO: "self-tuned"}
-        words = [steps.get(v, f"{v} steps") if k == "num_steps" else f"{k} {v}" for k, v in self.options]
+        words = [steps.get(v, f"{v} steps") if k == "num_steps" else f"{k} {v}" for k, v in self.own.items()]
+        words += [] if self.rows is None else [f"on {self.rows} rows of each target"]
         names = {NONE: "no adaptation", LINEAR: "linear control", SINGLE: "single-sample control"}
         name = names.get(self.name, self.name)
         return ", ".join([name, *words])
@@ -98,6 +112,10 @@ def _check(name: str, options: dict[str, Any]) -> None:
         raise unknown_name("adapter", name, [*ADAPTERS, *CONTROLS])
     known = adapter_options(name)
     for option, value in options.items():
+        if option == ROWS and name not in (NONE, *CONTROLS):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"Expected `rows` of {name!r} to be 1 or more, but got {value!r}.")
+            continue
         if option not in known:
             if not known:
                 raise InputError(f"Adapter {name!r} takes no options, but got {option!r}.")

@@ -32,21 +32,16 @@ def summarize(
     found = {
         (c["data"], tuple(c["left_out"]), c["target"], c["seed"], c["adapter"]): c for c in cells.values()
     }
-    main = [job for job in jobs if job.seed is not None and not job.pretends]
+    main = [job for job in jobs if not job.pretends]
     grid: dict[str, dict[Place, dict[int, dict[str, Any]]]] = {}
     chosen: dict[str, dict[str, str]] = {}
     for job in main:
-        assert job.seed is not None
         for target, specs in job.questions:
             place = (job.name, target)
             for spec in specs:
                 cell = found.get((job.name, job.left_out, target, job.seed, spec.key))
                 if cell is not None:
                     grid.setdefault(spec.key, {}).setdefault(place, {})[job.seed] = cell
-            for control in (spec for spec in plan.specs if spec.name in CONTROLS):
-                cell = found.get((job.name, job.left_out, target, None, control.key))
-                if cell is not None:
-                    grid.setdefault(control.key, {}).setdefault(place, {})[job.seed] = cell
             for family, candidates in families(plan.specs).items():
                 picked = _select(plan, jobs, job, target, candidates, found)
                 cell = found.get((job.name, job.left_out, target, job.seed, picked.key)) if picked else None
@@ -134,10 +129,8 @@ def _row(
     changes, accuracy = [], []
     for place, by_seed in places.items():
         seeds = [seed for seed in by_seed if seed in grid[NONE][place]]
-        right, still = (
-            np.stack([_right(source[seed], labels[place]) for seed in seeds])
-            for source in (by_seed, grid[NONE][place])
-        )
+        pairs = [_pair(by_seed[seed], grid[NONE][place][seed], labels[place]) for seed in seeds]
+        right, still = (np.stack(side) for side in zip(*pairs))
         change = right.astype(int) - still
         changes.append(change)
         accuracy.append(dict(zip(seeds, right.mean(1))))
@@ -187,8 +180,7 @@ def _cells(jobs: Sequence["Job"], grid: Mapping, labels: Mapping[Place, np.ndarr
             own = {key: cell for key, cell in own.items() if not key.startswith(("selected:", "oracle:"))}
             if NONE not in own:
                 continue
-            still = _right(own[NONE], labels[place])
-            adapters = {key: _numbers(cell, still, labels[place]) for key, cell in own.items()}
+            adapters = {key: _numbers(cell, own[NONE], labels[place]) for key, cell in own.items()}
             by_steps = {
                 str(dict(spec_options(key)).get("num_steps", 0)): {
                     name: numbers[name]
@@ -205,7 +197,7 @@ def _cells(jobs: Sequence["Job"], grid: Mapping, labels: Mapping[Place, np.ndarr
                     "target": target,
                     "seed": job.seed,
                     **linear,
-                    "target_rows": len(still),
+                    "target_rows": len(labels[place]),
                     **own[NONE]["training"],
                     "by_steps": by_steps,
                     "adapters": adapters,
@@ -223,17 +215,23 @@ def spec_options(key: str) -> list[tuple[str, Any]]:
     return [tuple(part.split("=", 1)) for part in key.split(":")[1:]]  # type: ignore[misc]
 
 
-def _numbers(cell: dict[str, Any], still: np.ndarray, label: np.ndarray) -> dict[str, Any]:
-    numbers = {name: value for name, value in cell["numbers"].items() if name != "predicted"}
-    change = _right(cell, label).astype(int) - still
+def _numbers(cell: dict[str, Any], none: dict[str, Any], label: np.ndarray) -> dict[str, Any]:
+    numbers = {name: value for name, value in cell["numbers"].items() if name not in ("predicted", "rows")}
+    if "rows" in cell["numbers"]:
+        numbers["rows"] = len(cell["numbers"]["rows"])
+    right, still = _pair(cell, none, label)
+    change = right.astype(int) - still
     low, high = interval(paired_draws(change, np.random.default_rng(0)))
     gains = {"gain": float(change.mean()), "gain_low": low, "gain_high": high}
     counts = {"saved": int((change > 0).sum()), "lost": int((change < 0).sum()), "cell": cell["key"]}
     return numbers | gains | counts
 
 
-def _right(cell: dict[str, Any], label: np.ndarray) -> np.ndarray:
-    return np.asarray(cell["numbers"]["predicted"]) == label
+def _pair(cell: dict[str, Any], none: dict[str, Any], label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whether a contestant was right and whether no adaptation was, on the rows that the contestant met."""
+    rows = cell["numbers"].get("rows", slice(None))
+    right = np.asarray(cell["numbers"]["predicted"]) == label[rows]
+    return right, (np.asarray(none["numbers"]["predicted"]) == label)[rows]
 
 
 def _spread(values: np.ndarray) -> dict[str, Any]:

@@ -46,6 +46,9 @@ def bench(
     weights: Annotated[str, typer.Option(help="As in `fit`.")] = "default",
     freeze: Annotated[bool, typer.Option("--freeze", help="As in `fit`.")] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: key=value.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Of the data's reader: key=value, see `list datasets`.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="`bench speed` in seconds, to try it.")] = False,
     json: Json = False,
@@ -81,6 +84,7 @@ def bench(
         tuple(numbers("seeds", seeds)),
         selection,
         training,
+        tuple(parse_assignments(option or []).items()),
     )
     report = None if json or quiet else tell
     results = {"command": command(sys.argv), **run(plan, out, engine=engine, workers=jobs, on_cell=report)}
