@@ -17,10 +17,14 @@ class Graph:
     Args:
         function: of tensors on one CUDA device; it may not wait for the device, nor look at values.
         inputs: examples of the inputs' shapes and types.
+        device: where it runs; the inputs may come from elsewhere.
+        pool: memory of another graph to share; one must be done with before the other is called.
     """
 
-    def __init__(self, function: Callable[..., Any], *inputs: Tensor) -> None:
-        self.inputs = tuple(value.clone() for value in inputs)
+    def __init__(
+        self, function: Callable[..., Any], *inputs: Tensor, device: torch.device, pool: Any = None
+    ) -> None:
+        self.inputs = tuple(value.to(device, copy=True) for value in inputs)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.no_grad(), torch.cuda.stream(stream):
@@ -28,7 +32,7 @@ class Graph:
                 function(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(self.graph):
+        with torch.no_grad(), torch.cuda.graph(self.graph, pool=pool):
             self.outputs = function(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -38,18 +42,33 @@ class Graph:
         return self.outputs
 
 
-def replay(graphs: dict[Hashable, Any], key: Hashable, function: Callable[..., Any], *inputs: Tensor) -> Any:
+def replay(
+    graphs: dict[Hashable, Any],
+    key: Hashable,
+    function: Callable[..., Any],
+    *inputs: Tensor,
+    device: torch.device | None = None,
+) -> Any:
     """`function(*inputs)` by the graph under `key`, recorded when it is first asked for.
 
-    A function that cannot be recorded is called as it is.
+    All graphs of one dictionary share their memory: take what is returned elsewhere before the next call. A
+    function that cannot be recorded is called as it is.
+
+    Args:
+        graphs: those recorded so far.
+        key: of this function and its inputs' shapes.
+        function, inputs: see `Graph`.
+        device: where the function runs, when inputs come from elsewhere.
     """
+    place = inputs[0].device if device is None else device
     if key not in graphs:
         if len(graphs) >= KEPT:
             graphs.clear()
         try:
-            graphs[key] = Graph(function, *inputs)
+            pool = next((graph.graph.pool() for graph in graphs.values() if isinstance(graph, Graph)), None)
+            graphs[key] = Graph(function, *inputs, device=place, pool=pool)
         except Exception as error:  # whatever in it cannot be recorded
             torch.cuda.synchronize()
             warnings.warn(f"No CUDA graph, launching kernels one by one: {error}", stacklevel=2)
-            graphs[key] = function
+            graphs[key] = lambda *values: function(*(value.to(place) for value in values))
     return graphs[key](*inputs)

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from sourceward.adapters import Adapted, EnergyAdaptation
 from sourceward.data.decode import decode_image, resize_arrays
+from sourceward.encoder import ImageEncoder
 from sourceward.errors import InputError, unknown_name
 from sourceward.inputs import image_geometry, rows_per_pass
-from sourceward.nn import Network
+from sourceward.nn import Network, folded
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.projection import Projected
 from sourceward.parallel import choose_device
@@ -122,7 +123,25 @@ class Model:
             sources: the sources that vote; all when None.
             trajectory: keep every point of the walk.
         """
+        if self.kind == "image" and self.device.type == "cuda" and not _is_matrix(inputs) and not trajectory:
+            step, items = rows_per_pass(self.device), _items(inputs)
+            parts = [self._pixels(items[i : i + step]) for i in range(0, len(items), step)]
+            if parts:
+                return self.adapt_images(torch.cat(parts), num_steps, sources)
         return self.adapt_features(self.features(inputs), num_steps, sources, trajectory)
+
+    def adapt_images(
+        self, images: Tensor, num_steps: int | None = None, sources: Sequence[str] | None = None
+    ) -> Adapted:
+        """`adapt` from uint8 images (n, 3, height, width) that have the model's own size already.
+
+        On CUDA everything from pixels to votes is one captured call.
+        """
+        if self.device.type != "cuda":
+            step = rows_per_pass(self.device)
+            feature = torch.cat([self.image_features(part) for part in images.split(step)])
+            return self.adapt_features(feature, num_steps, sources)
+        return self._adapter(num_steps, sources).answer(self.network, images, self._encoder())
 
     def adapt_features(
         self,
@@ -132,8 +151,7 @@ class Model:
         trajectory: bool = False,
     ) -> Adapted:
         """`adapt` from rescaled features (n, dim), as `features` returns them."""
-        settings = self.settings if num_steps is None else self.asked(num_steps)
-        return EnergyAdaptation(settings, self._numbers(sources), trajectory)(self.network, feature)
+        return self._adapter(num_steps, sources, trajectory)(self.network, feature)
 
     def asked(self, num_steps: int) -> AdaptSettings:
         """Settings of test time with another number of steps, as if nothing had been tuned."""
@@ -173,8 +191,7 @@ class Model:
             raise InputError(
                 f"Expected a float matrix of features, a row for each sample, but got {_describe(inputs)}."
             )
-        items = [inputs] if isinstance(inputs, str | Path) or hasattr(inputs, "getpixel") else inputs
-        step = rows_per_pass(self.device)
+        items, step = _items(inputs), rows_per_pass(self.device)
         parts = [self._encode(items[i : i + step]) for i in range(0, len(items), step)]
         return torch.cat(parts) if parts else torch.zeros(0, self.network.dim, device=self.device)
 
@@ -280,14 +297,35 @@ class Model:
         return (raw - self.network.shift) * self.network.scale
 
     def _encode(self, items: Any) -> Tensor:
-        backbone = self.backbone
-        assert backbone is not None
-        if not isinstance(backbone.preprocessing, ImagePreprocessing):
-            return self.network.features(backbone.prepare([*items]))
-        shape = image_geometry(backbone.preprocessing)
+        assert self.backbone is not None
+        if self.kind == "image":
+            return self.image_features(self._pixels(items))
+        return self.network.features(self.backbone.prepare([*items]))
+
+    def _pixels(self, items: Any) -> Tensor:
+        """uint8 images of the model's own size, on the host."""
+        assert self.backbone is not None
+        assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
+        shape = image_geometry(self.backbone.preprocessing)
         if isinstance(items, Tensor) or (isinstance(items, np.ndarray) and items.ndim == 4):
-            return self.image_features(resize_arrays(np.asarray(items), shape))
-        return self.image_features(torch.stack([_image(item, shape) for item in items]))
+            return resize_arrays(np.asarray(items), shape)
+        return torch.stack([_image(item, shape) for item in items])
+
+    def _encoder(self) -> ImageEncoder:
+        known = self.__dict__.get("_known_encoder")
+        if known is None or known.network is not self.network or not known.valid():
+            assert self.backbone is not None
+            assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
+            known = ImageEncoder(self.network, self.backbone.preprocessing)
+            self.__dict__["_known_encoder"] = known
+            folded(self.network).graphs.clear()
+        return known
+
+    def _adapter(
+        self, num_steps: int | None, sources: Sequence[str] | None, trajectory: bool = False
+    ) -> EnergyAdaptation:
+        settings = self.settings if num_steps is None else self.asked(num_steps)
+        return EnergyAdaptation(settings, self._numbers(sources), trajectory)
 
     def _numbers(self, sources: Sequence[str] | None) -> tuple[int, ...] | None:
         if sources is None:
@@ -353,6 +391,11 @@ def _image(item: Any, shape: Any) -> Tensor:
     except Exception as error:  # every format of PIL has its own exceptions for broken files
         what = f"'{item}'" if isinstance(item, str | Path) else _describe(item)
         raise InputError(f"Expected an image, but {what} cannot be read as one: {error}.") from None
+
+
+def _items(inputs: Any) -> Any:
+    """Many inputs, or one alone."""
+    return [inputs] if isinstance(inputs, str | Path) or hasattr(inputs, "getpixel") else inputs
 
 
 def _is_matrix(inputs: Any) -> bool:

@@ -68,9 +68,8 @@ def predict_files(
     with progress_bar(len(samples), "predicting", progress) as advance, _whole_or_nothing(out) as stream:
         write = writer(stream)
         done = 0
-        for chunk, values in _one_ahead(model, samples):
-            good = [value for value in values if not isinstance(value, Failure)]
-            answers = iter(_answers(model, good) if good else [])
+        for chunk, values, good in _one_ahead(model, samples):
+            answers = iter([] if good is None else _answers(model, good))
             for sample, value in zip(chunk, values):
                 write(sample.name, value if isinstance(value, Failure) else next(answers))
             failures += [value for value in values if isinstance(value, Failure)]
@@ -85,20 +84,40 @@ def predict_files(
     return failures
 
 
-def _one_ahead(model: Model, samples: list[Input]) -> Iterator[tuple[list[Input], list[Any]]]:
-    """Chunks of samples and what was read of them; the next one is read while this one is computed."""
+def _one_ahead(model: Model, samples: list[Input]) -> Iterator[tuple[list[Input], list[Any], Any]]:
+    """Chunks of samples, what was read of them, and all that could be read as the model takes it.
+
+    The next chunk is read, and on its way to the device, while this one is computed.
+    """
     chunks = [samples[i : i + CHUNK] for i in range(0, len(samples), CHUNK)]
 
-    def read(chunk: list[Input]) -> list[Any]:
-        return list(_read(model, chunk))
+    def read(chunk: list[Input]) -> tuple[list[Any], Any]:
+        values = list(_read(model, chunk))
+        good = [value for value in values if not isinstance(value, Failure)]
+        return values, _gathered(model, good) if good else None
 
     with ThreadPoolExecutor(1) as reader:
         coming = reader.submit(read, chunks[0])
         for chunk, following in zip(chunks, [*chunks[1:], None]):
-            values = coming.result()
+            values, good = coming.result()
             if following is not None:
                 coming = reader.submit(read, following)
-            yield chunk, values
+            yield chunk, values, good
+
+
+def _gathered(model: Model, values: list[Any]) -> Any:
+    """Texts as they are, features as a matrix, images as a tensor that is where the model is."""
+    if model.kind != "image":
+        return values if model.kind == "text" else np.stack(values)
+    images = torch.from_numpy(np.stack(values))
+    if model.device.type != "cuda":
+        return images
+    # Pinned memory and a stream of its own: the copy waits for no kernel, and no kernel for the copy.
+    copying = torch.cuda.Stream(model.device)
+    with torch.cuda.stream(copying):
+        there = images.pin_memory().to(model.device, non_blocking=True)
+    copying.synchronize()
+    return there
 
 
 _NOUN = {"image": "an image", "text": "a text", "features": "features"}
@@ -196,12 +215,10 @@ def _is_empty(path: Path) -> bool:
     return path.is_file() and path.stat().st_size == 0
 
 
-def _answers(model: Model, values: list[Any]) -> list[Prediction]:
-    if model.kind == "text":
-        return model.predict(values)
-    if model.kind == "features":
-        return model.predict(np.stack(values))
-    return model.explain(model.adapt_features(model.image_features(torch.from_numpy(np.stack(values)))))
+def _answers(model: Model, values: Any) -> list[Prediction]:
+    if model.kind == "image":
+        return model.explain(model.adapt_images(values))
+    return model.predict(values)
 
 
 Write = Callable[[str, Prediction | Failure], None]

@@ -11,14 +11,16 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 SCRIPT = """
 import torch
-from sourceward.functional import ChainWeights
-from sourceward.samplers import StepSettings, fused, kernels
+from sourceward.functional import ChainWeights, row_keys
+from sourceward.samplers import StepSettings, fused, kernels, resident
 from tests.helpers import make_generator, random_weights
 
-kernels.NOISE_ROWS = 32  # two steps share their noise
+kernels.NOISE_ROWS = resident.NOISE_ROWS = 32  # two steps share their noise
 for dim, hidden, noise_std, accept, stop, record in [
     (48, 40, 0.05, "energy_not_higher", None, False),
     (70, 70, 0.05, "always", 0.3, True),
+    (70, 96, 0.05, "always", 0.3, "origins"),
+    (128, 64, 0.0, "energy_not_higher", 0.3, "origins"),
     (64, 64, 0.0, "energy_not_higher", None, True),
 ]:
     full = ChainWeights.of(random_weights(2, dim, hidden, narrow=16, dtype=torch.float32))
@@ -27,19 +29,26 @@ for dim, hidden, noise_std, accept, stop, record in [
     start, keys = x.expand(2, -1, -1), torch.arange(16)
     step = StepSettings(step_size=4.0, noise_std=noise_std, clip=0.05, accept=accept)
     options = {"record": record, "stop_below": None if stop is None else torch.full((2, 1), stop)}
-    ours, theirs = (
-        chain(weights, start, weights.bias(z.expand(2, -1, -1)), step, 5, noise(keys, start), **options)
-        for chain, noise in (
-            (kernels.kernel_langevin, kernels.keyed_normals), (fused.fused_langevin, fused.keyed_normals)
-        )
-    )
+    def ends(chain, noise):
+        bias = weights.bias(z.expand(2, -1, -1))
+        return chain(weights, start, bias, step, 3, noise(keys, start), **options)
+
+    theirs = ends(fused.fused_langevin, fused.keyed_normals)
     assert kernels.fits(weights, start)
     assert 0 < theirs.steps.float().mean()
-    for name in ("feature", "energy_before", "energy_after", "steps", "trajectory", "energies", "origins"):
-        a, b = getattr(ours, name), getattr(theirs, name)
-        assert (a is None) == (b is None), name
-        if a is not None:
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, msg=name)
+    for tiles in ({}, {128: resident.Tiles(64, 32, 4, 2)}):
+        resident.TILES = tiles
+        assert resident.fits(weights, record) == (bool(tiles) and record is not True)
+        ours = ends(kernels.kernel_langevin, kernels.keyed_normals)
+        for name in vars(theirs):
+            a, b = getattr(ours, name), getattr(theirs, name)
+            assert (a is None) == (b is None), name
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, msg=name)
+rows = torch.randn(5, 300, generator=make_generator())
+rows[3:] = torch.tensor([[0.0], [-0.0]])
+for seed in (0, 7, 2**40):
+    assert torch.equal(kernels.row_keys(rows, seed), row_keys(rows, seed)), seed
 print("the same")
 """
 

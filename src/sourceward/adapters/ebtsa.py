@@ -1,9 +1,11 @@
 """The paper's adapter: every sample walks toward every source, and the sources vote."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -16,13 +18,20 @@ from sourceward.adapters.base import (
     Adapted,
 )
 from sourceward.algorithm import Answer, adapt
-from sourceward.functional import row_keys, row_multiple
+from sourceward.functional import row_multiple
 from sourceward.graphs import replay
 from sourceward.nn import Network, folded
+from sourceward.samplers.walk import keys_of
 from sourceward.settings import AdaptSettings
 
 BLOCK = 512
 """Rows computed together: bounds memory, whatever the number of rows."""
+
+INPUTS = 128
+"""Inputs that an encoder takes together: more are no faster, and every graph holds memory."""
+
+Encoder = Callable[[Tensor], Tensor]
+"""From inputs to rescaled features. The same object must mean the same function of the same weights."""
 
 
 @ADAPTERS.register("ebtsa")
@@ -46,10 +55,20 @@ class EnergyAdaptation:
     record: bool = False
 
     def __call__(self, network: Network, feature: Tensor) -> Adapted:
+        return self.answer(network, feature)
+
+    def answer(self, network: Network, inputs: Tensor, encoder: Encoder | None = None) -> Adapted:
+        """The answer for features, or for inputs of an encoder, which is then part of the same captured call.
+
+        Args:
+            network: trained.
+            inputs: (n, dim) rescaled features, or what the encoder takes, from any device.
+            encoder: on the network's CUDA device.
+        """
         network.eval()
-        keys = row_keys(feature, self.settings.seed)
-        starts = range(0, max(len(feature), 1), BLOCK)
-        blocks = [self._block(network, feature[i : i + BLOCK], keys[i : i + BLOCK]) for i in starts]
+        size = BLOCK if encoder is None else INPUTS
+        starts = range(0, max(len(inputs), 1), size)
+        blocks = [self._block(network, inputs[i : i + size], encoder) for i in starts]
 
         def joined(name: str) -> Any:
             parts = [getattr(block, name) for block in blocks]
@@ -57,53 +76,80 @@ class EnergyAdaptation:
 
         return Adapted(**{name: joined(name) for name in Adapted.__dataclass_fields__})
 
-    def _block(self, network: Network, feature: Tensor, keys: Tensor) -> Adapted:
-        rows = len(feature)
-        missing = _padded(rows, feature) - rows
-        padded, padded_keys = pad(feature, (0, 0, 0, missing)), pad(keys, (0, missing))
-        answer = self._answer(network, padded, padded_keys)
-        adapted = self._to_numpy(answer, network, rows)
+    def _block(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> Adapted:
+        padded = _more_rows(inputs, _rows(inputs, network.scale.is_cuda, encoder is not None))
+        table, trajectory = self._table(network, padded, encoder)
+        adapted = self._unpacked(table[: len(inputs)].cpu().numpy(), network)
+        if trajectory is not None:
+            adapted = replace(adapted, trajectory=trajectory[: len(inputs)].cpu().numpy())
         finite = np.isfinite(adapted.probabilities).all(1)
         if finite.all() or not self.settings.num_steps:
             return adapted
         still = replace(self, settings=self.settings.off())
-        return _fall_back(adapted, still._block(network, feature, keys), finite)
+        return _fall_back(adapted, still._block(network, inputs, encoder), finite)
 
-    def _answer(self, network: Network, feature: Tensor, keys: Tensor) -> Answer:
-        def answer(feature: Tensor, keys: Tensor) -> Answer:
-            return adapt(network, feature, keys, self.settings, sources=self.sources, record=self.record)
+    def _table(
+        self, network: Network, inputs: Tensor, encoder: Encoder | None
+    ) -> tuple[Tensor, Tensor | None]:
+        def table(inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+            feature = inputs
+            if encoder is not None:
+                feature = encoder(inputs)
+                feature = _more_rows(feature, _rows(feature, feature.is_cuda))
+            keys = keys_of(feature, self.settings.seed)
+            answer = adapt(network, feature, keys, self.settings, sources=self.sources, record=self.record)
+            return self._packed(answer, network)
 
-        if not feature.is_cuda:
-            return answer(feature, keys)
-        key = (*feature.shape, self.settings, self.sources, self.record)
-        return replay(folded(network).graphs, key, answer, feature, keys)
+        if not network.scale.is_cuda:
+            return table(inputs)
+        key = (*inputs.shape, inputs.dtype, encoder, self.settings, self.sources, self.record)
+        with torch.no_grad():
+            return replay(folded(network).graphs, key, table, inputs, device=network.scale.device)
 
-    def _to_numpy(self, answer: Answer, network: Network, rows: int) -> Adapted:
-        draws = max(self.settings.num_draws, 1)
-        chain = answer.chain
+    def _packed(self, answer: Answer, network: Network) -> tuple[Tensor, Tensor | None]:
+        """Everything of a sample in one row, so that it leaves the device in one copy; and trajectories."""
+        draws, chain = max(self.settings.num_draws, 1), answer.chain
 
         def mean(values: Tensor) -> Tensor:
             """Average over draws: (sources, draws x batch, ...) -> (batch, sources, ...)."""
-            return values.unflatten(1, (draws, -1)).float().mean(1).transpose(0, 1)
+            values = values.to(answer.probability.dtype)
+            return (
+                values.unflatten(1, (draws, -1)).mean(1).transpose(0, 1)
+                if draws > 1
+                else values.transpose(0, 1)
+            )
 
-        steps = mean(chain.steps)
-        voters = steps if self.sources is None else steps[:, list(self.sources)]
-        status = np.where((voters > 0).any(-1).cpu().numpy(), MOVED, KEPT_ENERGY_NOT_LOWER)
-        if self.settings.num_steps == 0:
-            status[:] = KEPT_GATE
         trajectory = None
         if chain.trajectory is not None:
             points = network.raw(chain.trajectory.unflatten(2, (draws, -1)).mean(2))
-            trajectory = points.permute(2, 0, 1, 3)[:rows].cpu().numpy()
+            trajectory = points.permute(2, 0, 1, 3)
+        parts = (
+            network.raw(mean(chain.feature)),
+            answer.probability,
+            answer.per_source.transpose(0, 1),
+            mean(chain.energy_before),
+            mean(chain.energy_after),
+            mean(chain.steps),
+        )
+        return torch.cat([part.flatten(1) for part in parts], 1), trajectory
+
+    def _unpacked(self, table: np.ndarray, network: Network) -> Adapted:
+        sources, classes = network.sources, network.classes
+        widths = (sources * network.dim, classes, sources * classes, sources, sources, sources)
+        parts = np.split(table, np.cumsum(widths)[:-1], axis=1)
+        feature, probability, per_source, before, after, steps = map(np.ascontiguousarray, parts)
+        voters = steps if self.sources is None else steps[:, list(self.sources)]
+        status = np.where((voters > 0).any(1), MOVED, KEPT_ENERGY_NOT_LOWER)
+        if self.settings.num_steps == 0:
+            status[:] = KEPT_GATE
         return Adapted(
-            network.raw(mean(chain.feature))[:rows].cpu().numpy(),
-            answer.probability[:rows].cpu().numpy(),
-            answer.per_source.transpose(0, 1)[:rows].cpu().numpy(),
-            mean(chain.energy_before)[:rows].cpu().numpy(),
-            mean(chain.energy_after)[:rows].cpu().numpy(),
-            steps[:rows].round().long().cpu().numpy(),
-            status[:rows],
-            trajectory,
+            feature.reshape(-1, sources, network.dim),
+            probability,
+            per_source.reshape(-1, sources, classes),
+            before,
+            after,
+            steps.round().astype(np.int64),
+            status,
         )
 
 
@@ -123,12 +169,20 @@ class NoAdaptation:
         return EnergyAdaptation(self.settings.off())(network, feature)
 
 
-def _padded(rows: int, feature: Tensor) -> int:
-    """Rows to compute for `rows` samples: on CUDA one of a few numbers, each of which has a graph."""
-    if feature.is_cuda:
-        return next(size for size in (16, 32, 64, 128, 256, BLOCK) if size >= rows)
-    multiple = row_multiple(feature.shape[1])
+def _rows(inputs: Tensor, cuda: bool, encoded: bool = False) -> int:
+    """Rows to compute for `inputs`: on CUDA one of a few numbers, each of which has a graph."""
+    rows = len(inputs)
+    if cuda:
+        sizes = (1, 2, 4, 8, 16, 32, 64, INPUTS) if encoded else (16, 32, 64, 128, 256, BLOCK)
+        return next(size for size in sizes if size >= rows)
+    multiple = 1 if encoded else row_multiple(inputs.shape[1])
     return max(rows + -rows % multiple, multiple)
+
+
+def _more_rows(inputs: Tensor, rows: int) -> Tensor:
+    """With rows of zeros after the last, until there are `rows`."""
+    missing = rows - len(inputs)
+    return pad(inputs, [0] * (2 * inputs.dim() - 1) + [missing]) if missing else inputs
 
 
 def _fall_back(adapted: Adapted, still: Adapted, finite: np.ndarray) -> Adapted:

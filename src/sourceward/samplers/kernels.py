@@ -1,4 +1,4 @@
-"""The fused Langevin chain as three Triton kernels a step, for CUDA.
+"""The fused Langevin chain as three Triton kernels a step, for CUDA and features of any width.
 
 `_product` multiplies by Wx on the way down (gradient, clip, scale) and on the way up (what the move adds to
 a0); `_judge` computes the energy of the proposal, accepts or refuses, and takes the accepted points' backward
@@ -6,7 +6,8 @@ pass through the two upper layers for the next step. Products are float16 with f
 activations are small, so its eight times finer grid beats the range of bfloat16), the state stays
 float32. Captured in a CUDA graph (`graphs.py`) the launches cost next to nothing.
 
-`samplers.walk` imports this module where there is Triton, and checks it once before it is used.
+Narrow features have a faster way, which is taken where it can be: `resident`. `samplers.walk` imports this
+module where there is Triton, and checks it once before it is used.
 """
 
 import math
@@ -190,6 +191,12 @@ def kernel_langevin(
     stop_below: Tensor | None = None,
 ) -> Chain:
     """`fused_langevin` by kernels; `fits` says whether it can be used."""
+    from sourceward.samplers import resident
+
+    if num_steps and resident.fits(weights, record):
+        return resident.resident_langevin(
+            weights, feature, bias, settings, num_steps, normals, record=record, stop_below=stop_below
+        )
     half = weights.half if weights.half is not None else weights.halved()
     a = weights.first(feature, bias)
     energy = weights.energy(a) if not num_steps else _rounded_energy(weights, half, a)
@@ -283,6 +290,28 @@ def keyed_normals(keys: Tensor, like: Tensor) -> Normals:
         return out
 
     return source
+
+
+@triton.jit(do_not_specialize=["seed"])
+def _keys(rows, out, dim, seed, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The key of one row: what `functional.row_keys` gives."""
+    row, total = tl.program_id(0), tl.zeros((BLOCK,), dtype=tl.int64)
+    for start in range(0, dim, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(rows + row * dim + at, mask=at < dim, other=0.0)
+        value = tl.where(value == 0.0, 0.0, value)  # -0.0 and 0.0 have one key
+        word = _mix(value.to(tl.int32, bitcast=True).to(tl.int64)) + (at + 1).to(tl.int64) * _GOLDEN
+        total += tl.where(at < dim, _mix(word), 0)
+    tl.store(out + row, _mix(_mix(tl.sum(total, axis=0)) + (seed.to(tl.int64) + 1) * _GOLDEN))
+
+
+def row_keys(rows: Tensor, seed: int = 0) -> Tensor:
+    """`functional.row_keys` of float32 rows (batch, dim) by one kernel; they are dozens otherwise."""
+    rows = rows.detach().contiguous()
+    out = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
+    if len(rows):
+        _keys[(len(rows),)](rows, out, rows.shape[1], seed, BLOCK=256)
+    return out
 
 
 def _multiply(

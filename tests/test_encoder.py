@@ -1,0 +1,120 @@
+"""From pixels to votes in one call: the same answers as in two, wherever it runs."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import sourceward as sw
+from sourceward import graphs
+from sourceward.adapters import EnergyAdaptation, ebtsa
+from sourceward.encoder import ImageEncoder
+from sourceward.nn import folded
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
+
+
+@pytest.fixture
+def model(tiny_run):
+    return sw.load(tiny_run, device="cpu")
+
+
+def pixels(model, rows=5):
+    height, width = model.backbone.preprocessing.size
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(256, (rows, 3, height, width), dtype=torch.uint8, generator=generator)
+
+
+def encoder(model):
+    return ImageEncoder(model.network, model.backbone.preprocessing)
+
+
+def same(ours, theirs, tolerance):
+    for name in ("features", "probabilities", "per_source", "energy_before", "energy_after"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), tolerance, tolerance)
+    assert (ours.status == theirs.status).all()
+
+
+def test_it_gives_the_features_of_the_model(model):
+    images = pixels(model)
+    with torch.no_grad():
+        assert torch.equal(encoder(model)(images), model.image_features(images))
+
+
+def test_it_knows_when_the_backbone_has_moved(model):
+    ours = encoder(model)
+    assert ours.valid()
+    next(model.network.backbone.parameters()).data.mul_(2)  # in the same place
+    assert ours.valid()
+    parameter = next(model.network.backbone.parameters())
+    parameter.data = parameter.data.clone()
+    assert not ours.valid()
+
+
+def test_an_adapter_answers_for_inputs_of_an_encoder(model, monkeypatch):
+    monkeypatch.setattr(ebtsa, "INPUTS", 2)  # three blocks
+    images = pixels(model)
+    ours = EnergyAdaptation(model.settings).answer(model.network, images, encoder(model))
+    same(
+        ours, model.adapt_features(model.image_features(images)), 5e-3
+    )  # last bits of a feature draw its noise
+    same(model.adapt_images(images), ours, 5e-3)
+
+
+def test_a_model_keeps_its_encoder_until_the_backbone_moves(model):
+    first = model._encoder()
+    folded(model.network).graphs["one"] = "of the old backbone"
+    assert model._encoder() is first
+    parameter = next(model.network.backbone.parameters())
+    parameter.data = parameter.data.clone()
+    assert model._encoder() is not first
+    assert not folded(model.network).graphs
+
+
+class FakeGraph:
+    graph = type("", (), {"pool": staticmethod(lambda: "a pool")})
+    pools: ClassVar[list] = []
+
+    def __init__(self, function, *inputs, device, pool):
+        self.pools.append(pool)
+        self.function = function
+        if len(inputs[0]) == 3:
+            raise RuntimeError("it waits for the device")
+
+    def __call__(self, *inputs):
+        return "replayed", self.function(*inputs)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.setattr(graphs, "Graph", FakeGraph)
+    monkeypatch.setattr(FakeGraph, "pools", [])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+def test_graphs_share_memory_and_are_few(fake, monkeypatch):
+    monkeypatch.setattr(graphs, "KEPT", 2)
+    known = {}
+    for rows in (1, 2, 1, 4):
+        kind, value = graphs.replay(known, rows, torch.sum, torch.ones(rows))
+        assert (kind, value) == ("replayed", rows)
+        assert len(known) <= 2
+    assert FakeGraph.pools == [None, "a pool", None]
+
+
+def test_what_cannot_be_recorded_is_called(fake):
+    known = {}
+    with pytest.warns(UserWarning, match="it waits for the device"):
+        assert graphs.replay(known, 0, torch.sum, torch.ones(3)) == 3
+    assert graphs.replay(known, 0, torch.sum, torch.ones(3)) == 3
+
+
+@needs_cuda
+@pytest.mark.parametrize("rows", [1, 5, 130])
+def test_captured_and_eager_agree_on_cuda(model, rows):
+    images, model = pixels(model, rows), model.to("cuda")
+    eager = model.adapt_features(model.image_features(images))
+    for _ in range(2):
+        same(model.adapt_images(images), eager, 1e-2)
+    assert any(isinstance(graph, graphs.Graph) for graph in folded(model.network).graphs.values())
