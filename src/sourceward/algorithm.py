@@ -128,6 +128,10 @@ def objective(
     return loss._replace(total=loss.total + pooled + denoise)
 
 
+WITHOUT_COSINE = ("mean", "confident", "energy")
+"""Aggregations that do not ask how near a sample is to a source."""
+
+
 class Answer(NamedTuple):
     """The outcome for a batch: the vote, each source's own answer, and the chains behind it."""
 
@@ -163,8 +167,9 @@ def adapt(
     """
     fold, draws = folded(network), max(settings.num_draws, 1)
     z = keyed_latent(fold, feature, latent, keys, settings)
-    start = feature.repeat(draws, 1).expand(network.sources, -1, -1)
-    bias, keys = fold.energy.bias(z), keys.repeat(draws)
+    rows = feature if draws == 1 else feature.repeat(draws, 1)
+    start = rows.expand(network.sources, -1, -1)
+    bias, keys = fold.energy.bias(z), keys if draws == 1 else keys.repeat(draws)
     before = None
     if settings.latent != "prior" and latent is None and z is not None:
         before = fold.energy.energy(fold.energy.first(start, bias))  # energies are calibrated with this z
@@ -179,13 +184,15 @@ def adapt(
         per_source = per_source.lerp(fold.classify(start, z), settings.blend)
 
     def over_draws(values: Tensor) -> Tensor:
-        return values.unflatten(1, (draws, len(feature))).mean(1)
+        return values if draws == 1 else values.unflatten(1, (draws, len(feature))).mean(1)
 
     def unlike(energy: Tensor) -> Tensor:
         return surprise(over_draws(energy), fold.own_energy)
 
     per_source = over_draws(per_source)
-    similarity = cosine_to_sources(feature, fold.source_center)
+    similarity = chain.energy_before  # in its place, where nobody looks at it
+    if settings.aggregation not in WITHOUT_COSINE or settings.trust is not None:
+        similarity = cosine_to_sources(feature, fold.source_center)
     seen = [similarity, unlike(chain.energy_before if before is None else before)]
     if settings.trust is not None:
         known = evidence(per_source, similarity, unlike(chain.energy_before), unlike(chain.energy_after))

@@ -28,6 +28,8 @@ def keyed_latent(
     """
     if fold.latent is None:
         return None
+    if latent is None and not settings.num_draws:
+        return fold.prior_mean(feature).expand(len(fold.source_center), -1, -1)
     mean, std = latent or fold.latent(feature)
     if settings.num_draws:
         eps = keyed_normal(keys, -2, mean.shape[-1], mean.dtype, settings.num_draws)

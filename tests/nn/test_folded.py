@@ -58,3 +58,14 @@ def test_its_parts_compute_what_the_network_computes(head):
             torch.testing.assert_close(fold.class_latent, posterior.mean)
         expected = network.head(x, z, None if posterior is None else posterior.mean)
         torch.testing.assert_close(fold.head(x, z, fold.class_latent), expected)
+
+
+def test_both_classifiers_by_one_product():
+    network = Network(2, 3, 6, "pooled")
+    network.reset_parameters(make_generator())
+    network.centers.normal_(generator=make_generator(1))
+    fold, x = folded(network.requires_grad_(False).eval()), torch.randn(2, 8, 6, generator=make_generator(2))
+    asked = [fold.head(x, None, latent).softmax(-1) for latent in (fold.class_latent, fold.pooled_latent)]
+    torch.testing.assert_close(fold.classify(x, None), sum(asked) / 2)
+    assert not torch.allclose(*asked)
+    torch.testing.assert_close(fold.prior_mean(x[0]), network.prior(x[0]).mean)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sourceward.functional import ChainWeights
+from sourceward.functional import ChainWeights, swish
 from sourceward.functional.leap import LeapWeights
 from sourceward.functional.rows import laid_out, matmul
 from sourceward.nn.heads import Head
@@ -28,6 +28,8 @@ class RowLinear(nn.Module):
         self.register_buffer("bias", linear.bias.detach().clone())
 
     def forward(self, rows: Tensor) -> Tensor:
+        if rows.is_cuda and rows.dim() == 2:
+            return torch.addmm(self.bias, rows, self.weight)  # one kernel
         return matmul(rows, self.weight).add_(self.bias)
 
 
@@ -41,6 +43,7 @@ class Folded:
         head: the classifier.
         class_latent: mean of q(z|d) of each source's class centres, (sources, classes, dim).
         pooled_latent: the same of the centres of all sources together, for a head that uses it.
+        both_latents: the two of them side by side, (sources, 2 classes, dim): one product serves both.
         source_center: mean class centre of each source, (sources, dim).
         own_energy: quantiles of each source's energy of its own samples, (sources, levels).
         leap: one map per source to where its chain would end, where there is one.
@@ -52,6 +55,7 @@ class Folded:
     head: Head
     class_latent: Tensor | None
     pooled_latent: Tensor | None
+    both_latents: Tensor | None
     source_center: Tensor
     own_energy: Tensor
     leap: LeapWeights | None = None
@@ -59,10 +63,14 @@ class Folded:
 
     def classify(self, feature: Tensor, latent: Tensor | None) -> Tensor:
         """Each source's answer, (sources, rows, classes); a pooled head asks both of its classifiers."""
-        own = self.head(feature, latent, self.class_latent).softmax(-1)
         if not self.head.pooled:
-            return own
-        return (own + self.head(feature, latent, self.pooled_latent).softmax(-1)) / 2
+            return self.head(feature, latent, self.class_latent).softmax(-1)
+        return self.head(feature, latent, self.both_latents).unflatten(-1, (2, -1)).softmax(-1).mean(-2)
+
+    def prior_mean(self, feature: Tensor) -> Tensor:
+        """The mean of p(z|x), without its std: (batch, dim)."""
+        assert self.latent is not None
+        return self.latent.mean(swish(self.latent.hidden(feature)))
 
 
 @torch.no_grad()
@@ -98,14 +106,17 @@ def _state(network: Network) -> tuple[tuple[int, int], ...]:
 
 
 def _fold(network: Network) -> Folded:
-    own = network.posterior(network.centers)
-    pooled = network.posterior(network.centers.mean(0, keepdim=True)) if network.head.pooled else None
+    own, pooled = network.posterior(network.centers), None
+    if network.head.pooled:
+        pooled = network.posterior(network.centers.mean(0, keepdim=True).expand_as(network.centers))
+    latents = [laid_out(gaussian.mean) for gaussian in (own, pooled) if gaussian is not None]
     return Folded(
         ChainWeights.of(network.energy.weights()),
         None if network.latent is None else _row_wise(network.latent),
         _row_wise(network.head),
-        None if own is None else laid_out(own.mean).mT,
-        None if pooled is None else laid_out(pooled.mean).mT.expand_as(network.centers),
+        latents[0].mT if latents else None,
+        latents[1].mT if len(latents) > 1 else None,
+        torch.cat(latents, -1).mT if len(latents) > 1 else None,
         network.centers.mean(1),
         network.own_energy,
         None if network.leap is None else LeapWeights(*(w.detach() for w in network.leap.weights())),
