@@ -6,10 +6,19 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sourceward.bench.speed import make_features, make_network
+from sourceward.bench import speed
+from sourceward.bench.speed_models import (
+    Bare,
+    make_features,
+    make_images,
+    make_model,
+    make_network,
+    make_projection,
+)
 from sourceward.bench.speed_reference import naive_chains
 from sourceward.bench.speed_timing import growth, timed
 from sourceward.cli.main import build_app
+from sourceward.fit_settings import FitSettings
 from sourceward.functional import keyed_normals, row_keys
 from sourceward.nn import folded
 from sourceward.samplers import StepSettings, walk
@@ -50,6 +59,30 @@ def test_quick_runs_every_section(tmp_path):
     assert not errors
     assert {"command", "seed", "versions", "plan", "seconds"} <= set(found)
     assert all(row["same_numbers"]["ok"] for row in found["chain"])
+    assert {(row["components"], row["dim"]) for row in found["chain"]} == {(256, 256), (None, 512)}
+    assert found["chain"][0]["components"] == found["predict"][0]["components"] == 256
+    for row in found["predict"]:
+        fastest = min(row["bare"]["median_ms"], row["without"]["median_ms"])
+        assert row["ratio"] == pytest.approx(row["with"]["median_ms"] / fastest)
     assert all(row["ok"] for row in found["agreement"])
     assert {row["axis"] for row in found["axes"]} == {"steps", "sources", "draws"}
     assert found["image_training"]["ratio"] > 0
+
+
+def test_the_chain_starts_at_the_components():
+    network, wide = make_network(8, 2, torch.device("cpu")), make_features(4, 24, torch.device("cpu"))
+    projection = make_projection(24, 8, torch.device("cpu"))
+    ours = speed._chain_call(network, wide, 3, projection)()
+    alone = speed._chain_call(network, wide @ projection, 3)()
+    torch.testing.assert_close(ours.feature, alone.feature)
+    assert ours.steps.sum() > 0
+
+
+def test_a_model_is_measured_as_fit_builds_it():
+    device = torch.device("cpu")
+    model = make_model("resnet18", Bare("resnet18", device), 256, 32, 2, device)
+    images = make_images(3, 32, device)
+    assert model.projection is not None
+    assert model.network.dim == FitSettings().components == 256
+    assert model.adapt_images(images).features.shape == (3, 3, 256)
+    assert len(model.predict(images)) == 3

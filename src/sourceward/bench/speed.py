@@ -14,16 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.algorithm import adapt
+from sourceward.bench.speed_models import (
+    BACKBONES,
+    Bare,
+    make_features,
+    make_images,
+    make_model,
+    make_network,
+    make_projection,
+)
 from sourceward.bench.speed_reference import naive_chains
 from sourceward.bench.speed_timing import growth, peak_memory, timed
+from sourceward.fit_settings import FitSettings
 from sourceward.functional import keyed_normals, row_keys
 from sourceward.graphs import replay
 from sourceward.nn import Network, folded
 from sourceward.samplers import StepSettings, walk
+from sourceward.samplers.walk import keys_of
 from sourceward.settings import AdaptSettings
-
-BACKBONES = {"resnet18": 512, "resnet50": 2048}
-CLASSES = 7
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class Plan:
     """What is measured. The defaults are the full run."""
 
     batches: tuple[int, ...] = (1, 32, 128)
-    widths: tuple[int, ...] = (512, 768, 2048)
+    widths: tuple[int, ...] = (256, 512, 768, 2048)
     steps: tuple[int, ...] = (1, 5, 20, 50, 100)
     sources: tuple[int, ...] = (1, 3, 5)
     draws: tuple[int, ...] = (1, 10)
@@ -45,6 +53,8 @@ class Plan:
     train_batch: int = 128
     fit_iterations: int = 100
     seed: int = 0
+    components: int | None = FitSettings().components
+    """Of a backbone's features, as many as `fit` keeps."""
 
     @classmethod
     def quick(cls) -> "Plan":
@@ -91,35 +101,57 @@ def bench_speed(
 
 
 def chain_beside_backbone(device: torch.device, plan: Plan) -> list[dict[str, Any]]:
-    """The target figures: backbone, naive chain and ours at the same batch, 3 sources."""
-    rows = []
+    """The target figures: backbone, naive chain and ours at the same batch, 3 sources.
+
+    First for the components that `fit` keeps of a backbone's features, then for features of full width.
+    """
+    rows: dict[int | None, list[dict[str, Any]]] = {plan.components: [], None: []}
     for name in plan.backbones:
-        backbone, dim = make_backbone(name, device), BACKBONES[name]
-        network = make_network(dim, 3, device)
+        backbone, wide = Bare(name, device), BACKBONES[name]
         for batch in plan.batches:
-            images, feature = make_images(batch, plan.image_size, device), make_features(batch, dim, device)
-            calls: dict[str, Callable[[], Any]] = {
-                "forward": partial(backbone, images),
-                "ours": _chain_call(network, feature, plan.num_steps),
-                "naive": _naive_call(network, feature, plan.num_steps),
-            }
+            images = make_images(batch, plan.image_size, device)
+            images = images.to(backbone.dtype, memory_format=torch.channels_last)
+            calls: dict[str, Callable[[], Any]] = {"forward": partial(backbone, images)}
             if device.type == "cuda":
                 calls["forward_graph"] = _graphed(backbone, images)
-            times = _times(calls, device, plan)
-            fastest = min(times[k]["median_ms"] for k in times if k.startswith("forward"))
-            ours, naive = times["ours"]["median_ms"], times["naive"]["median_ms"]
-            rows.append(
-                {
-                    "backbone": name,
-                    "dim": dim,
-                    "batch": batch,
-                    **times,
-                    "chain_share": ours / fastest,
-                    "times_faster_than_naive": naive / ours,
-                    "same_numbers": _difference(network, feature, plan.num_steps),
-                }
-            )
-    return rows
+            forward = _times(calls, device, plan)
+            for components, found in rows.items():
+                found.append(
+                    {
+                        "backbone": name,
+                        "components": components,
+                        "batch": batch,
+                        **_chain_row(make_features(batch, wide, device), components, forward, plan),
+                    }
+                )
+    return [row for found in rows.values() for row in found]
+
+
+def _chain_row(
+    feature: Tensor, components: int | None, forward: dict[str, Any], plan: Plan
+) -> dict[str, Any]:
+    """Our chain from a backbone's features on, projection included; the naive one from where it starts."""
+    device, wide = feature.device, feature.shape[1]
+    network = make_network(components or wide, 3, device)
+    projection, steps = make_projection(wide, components, device), plan.num_steps
+    start = feature if projection is None else feature @ projection
+    times = forward | _times(
+        {
+            "ours": _chain_call(network, feature, steps, projection),
+            "naive": _naive_call(network, start, steps),
+        },
+        device,
+        plan,
+    )
+    fastest = min(times[k]["median_ms"] for k in times if k.startswith("forward"))
+    ours, naive = times["ours"]["median_ms"], times["naive"]["median_ms"]
+    return {
+        "dim": network.dim,
+        **times,
+        "chain_share": ours / fastest,
+        "times_faster_than_naive": naive / ours,
+        "same_numbers": _difference(network, start, steps),
+    }
 
 
 def axes(device: torch.device, plan: Plan) -> list[dict[str, Any]]:
@@ -143,29 +175,42 @@ def axes(device: torch.device, plan: Plan) -> list[dict[str, Any]]:
 
 
 def whole_prediction(device: torch.device, plan: Plan) -> list[dict[str, Any]]:
-    """Images to probabilities, with and without adaptation, each as one call."""
-    return [row for name in plan.backbones for row in _predictions(name, device, plan)]
+    """Pixels to probabilities on the host by `Model`, with and without adaptation.
+
+    Beside them a bare classifier: backbone, components and votes, and nothing that only adaptation needs.
+    `ratio` is to the faster of the two that do not adapt.
+    """
+    cases = [(name, components) for components in (plan.components, None) for name in plan.backbones]
+    return [row for name, components in cases for row in _predictions(name, components, device, plan)]
 
 
-def _predictions(name: str, device: torch.device, plan: Plan) -> Iterator[dict[str, Any]]:
-    backbone, network = make_backbone(name, device), make_network(BACKBONES[name], 3, device)
-    fold, settings = folded(network), AdaptSettings(plan.num_steps)
+def _predictions(
+    name: str, components: int | None, device: torch.device, plan: Plan
+) -> Iterator[dict[str, Any]]:
+    bare = Bare(name, device)
+    model = make_model(name, bare, components, plan.image_size, plan.num_steps, device)
+    encoder, fold = model._encoder(), folded(model.network)
 
-    def adapted(images: Tensor) -> Tensor:
-        feature = _rows(backbone(images).float())
-        return adapt(network, feature, row_keys(feature), settings).probability[: len(images)]
+    def votes(images: Tensor) -> Tensor:
+        return fold.classify(_rows(encoder(images)).expand(3, -1, -1), None).mean(0)[: len(images)]
 
-    def plain(images: Tensor) -> Tensor:
-        feature = _rows(backbone(images).float()).expand(network.sources, -1, -1)
-        votes = [fold.head(feature, None, z).softmax(-1) for z in (fold.class_latent, fold.pooled_latent)]
-        return torch.stack(votes).mean((0, 1))[: len(images)]
-
-    wrap = _graphed if device.type == "cuda" else partial
-    for batch in plan.batches:
+    # On a CPU a large batch takes as long as its rows.
+    for batch in (b for b in plan.batches if device.type == "cuda" or b <= 32):
         images = make_images(batch, plan.image_size, device)
-        times = _times({"with": wrap(adapted, images), "without": wrap(plain, images)}, device, plan)
-        ratio = times["with"]["median_ms"] / times["without"]["median_ms"]
-        yield {"backbone": name, "batch": batch, **times, "ratio": ratio}
+        wrap = _graphed if device.type == "cuda" else partial
+        calls: dict[str, Callable[[], Any]] = {
+            "with": partial(model.adapt_images, images),
+            "without": partial(model.adapt_images, images, 0),
+            "bare": partial(_to_host, wrap(votes, images)),
+        }
+        times = _times(calls, device, plan)
+        fastest = min(times[k]["median_ms"] for k in ("without", "bare"))
+        row = {"backbone": name, "components": components, "batch": batch, **times}
+        yield row | {"ratio": times["with"]["median_ms"] / fastest}
+
+
+def _to_host(call: Callable[[], Tensor]) -> Tensor:
+    return call().cpu()
 
 
 def memory(device: torch.device, plan: Plan) -> dict[str, Any]:
@@ -179,48 +224,25 @@ def memory(device: torch.device, plan: Plan) -> dict[str, Any]:
     return {"batch": 128, "dim": 512, "sources": 3, "peak_mb_by_steps": found}
 
 
-def make_backbone(name: str, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """A torchvision network with random weights and no last layer; bfloat16 on CUDA, channels last."""
-    import torchvision
-
-    model = getattr(torchvision.models, name)(weights=None)
-    model.fc = nn.Identity()
-    model = model.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
-    return model.bfloat16() if device.type == "cuda" else model
-
-
-def make_images(batch: int, size: int, device: torch.device) -> Tensor:
-    images = torch.randn(batch, 3, size, size, device=device)
-    images = images.to(memory_format=torch.channels_last)
-    return images.bfloat16() if device.type == "cuda" else images
-
-
-def make_features(batch: int, dim: int, device: torch.device) -> Tensor:
-    return torch.randn(batch, dim, generator=torch.Generator().manual_seed(1)).to(device)
-
-
-def make_network(dim: int, sources: int, device: torch.device) -> Network:
-    network = Network(sources, CLASSES, dim, "pooled")
-    network.reset_parameters(torch.Generator().manual_seed(0))
-    network.centers.copy_(torch.randn(network.centers.shape, generator=torch.Generator().manual_seed(2)))
-    return network.requires_grad_(False).eval().to(device)
-
-
 def _rows(feature: Tensor) -> Tensor:
     """Padded as `adapters.ebtsa` pads."""
     multiple = 16 if feature.is_cuda else 4
     return nn.functional.pad(feature, (0, 0, 0, -len(feature) % multiple))
 
 
-def _chain_call(network: Network, feature: Tensor, steps: int) -> Callable[[], Any]:
-    """Everything adaptation adds: keys, latent, what is constant along the chain, noise, steps."""
+def _chain_call(
+    network: Network, feature: Tensor, steps: int, projection: Tensor | None = None
+) -> Callable[[], Any]:
+    """Everything adaptation adds: projection, keys, latent, what is constant on the way, noise, steps."""
     fold, padded, graphs = folded(network), _rows(feature), dict[Hashable, Any]()
 
     def chain(feature: Tensor) -> Any:
-        z = fold.latent(feature).mean if fold.latent is not None else None
+        if projection is not None:
+            feature = (feature @ projection - network.shift) * network.scale
         start = feature.expand(network.sources, -1, -1)
-        bias = fold.energy.bias(None if z is None else z.expand_as(start))
-        return walk("langevin", start, fold.energy, bias, StepSettings(), steps, row_keys(feature))
+        z = None if fold.latent is None else fold.prior_mean(feature).expand_as(start)
+        keys = keys_of(feature, 0)
+        return walk("langevin", start, fold.energy, fold.energy.bias(z), StepSettings(), steps, keys)
 
     if feature.is_cuda:
         return lambda: replay(graphs, 0, chain, padded)

@@ -42,20 +42,22 @@ def tables(results: dict[str, Any]) -> list[Table]:
     """The chain beside its backbone, whole predictions, growth; a section that failed has none."""
     found = []
     if isinstance(results["chain"], list):
-        table = Table("backbone", "batch", "forward ms", "naive ms", "ours ms", "share", "faster", "same")
+        table = Table(
+            "backbone", "components", "batch", "forward ms", "naive ms", "ours ms", "share", "faster", "same"
+        )
         for row in results["chain"]:
             forward = min(row[k]["median_ms"] for k in ("forward", "forward_graph") if k in row)
             naive, ours = row["naive"]["median_ms"], row["ours"]["median_ms"]
             numbers = f"{forward:.2f}", f"{naive:.2f}", f"{ours:.2f}", f"{100 * row['chain_share']:.1f} %"
             same = "yes" if row["same_numbers"]["ok"] else "NO"
             faster = f"{row['times_faster_than_naive']:.0f}x"
-            table.add_row(row["backbone"], str(row["batch"]), *numbers, faster, same)
+            table.add_row(*_case(row), *numbers, faster, same)
         found.append(table)
     if isinstance(results["predict"], list):
-        table = Table("prediction", "batch", "without ms", "with ms", "ratio")
+        table = Table("prediction", "components", "batch", "bare ms", "without ms", "with ms", "ratio")
         for row in results["predict"]:
-            pair = (f"{row[k]['median_ms']:.2f}" for k in ("without", "with"))
-            table.add_row(row["backbone"], str(row["batch"]), *pair, f"{row['ratio']:.2f}")
+            three = (f"{row[k]['median_ms']:.2f}" for k in ("bare", "without", "with"))
+            table.add_row(*_case(row), *three, f"{row['ratio']:.2f}")
         found.append(table)
     if isinstance(results["axes"], list):
         table = Table("width", "axis", "exponent (1 is linear)")
@@ -63,3 +65,7 @@ def tables(results: dict[str, Any]) -> list[Table]:
             table.add_row(str(row["dim"]), row["axis"], f"{row['exponent']:.2f}")
         found.append(table)
     return found
+
+
+def _case(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["backbone"], str(row["components"] or "all"), str(row["batch"])
