@@ -1,7 +1,11 @@
-"""CUDA graphs: a function of tensors of fixed shapes, recorded once and replayed as one launch."""
+"""CUDA graphs: a function of tensors of fixed shapes, recorded once and replayed as one launch.
+
+Only the recording thread is held to what can be recorded: others may read and copy meanwhile.
+"""
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,7 +36,7 @@ class Graph:
                 function(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(self.graph, pool=pool):
+        with torch.no_grad(), torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             self.outputs = function(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -40,6 +44,87 @@ class Graph:
             mine.copy_(given, non_blocking=True)
         self.graph.replay()
         return self.outputs
+
+
+class LossGraph:
+    """A loss and its gradients for batches of one shape, as one launch.
+
+    Gradients lie in the `grad` of the parameters, and every call writes them anew.
+
+    Args:
+        function: from a batch to a loss and whatever else is wanted.
+        batch: an example: a tensor, or tuples and dictionaries of them.
+        generator: whose numbers the function draws; every call draws new ones.
+        parameters: those that have gradients.
+        changed: tensors that the function writes to; recording leaves them, and the generator, as they were.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], tuple[Tensor, Any]],
+        batch: Any,
+        generator: torch.Generator,
+        parameters: list[torch.nn.Parameter],
+        changed: list[Tensor],
+    ) -> None:
+        self.batch = _each(torch.clone, batch)
+        with left_as_it_was(generator, changed):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    function(self.batch)[0].backward()
+            torch.cuda.current_stream().wait_stream(stream)
+            for parameter in parameters:
+                parameter.grad = None  # so that the graph sets gradients and does not add to them
+            self.graph = torch.cuda.CUDAGraph()
+            self.graph.register_generator_state(generator)
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.outputs = function(self.batch)
+                self.outputs[0].backward()
+
+    def fits(self, batch: Any) -> bool:
+        """Whether a batch has the shapes that were recorded."""
+        return _shapes(batch) == _shapes(self.batch)
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Any]:
+        for mine, given in zip(_flat(self.batch), _flat(batch)):
+            mine.copy_(given, non_blocking=True)
+        self.graph.replay()
+        return self.outputs
+
+
+@contextmanager
+def left_as_it_was(generator: torch.Generator, tensors: list[Tensor]) -> Iterator[None]:
+    """Whatever is drawn and written inside, nothing of it is left afterwards."""
+    state, kept = generator.get_state(), [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, kept):
+                tensor.copy_(value)
+        generator.set_state(state)
+
+
+def _each(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """`function` of every tensor."""
+    if isinstance(batch, dict):
+        return {name: _each(function, value) for name, value in batch.items()}
+    if isinstance(batch, tuple):
+        parts = [_each(function, value) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
+    return batch if batch is None else function(batch)
+
+
+def _flat(batch: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    _each(lambda tensor: found.append(tensor) or tensor, batch)  # type: ignore[func-returns-value]
+    return found
+
+
+def _shapes(batch: Any) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape, tensor.dtype) for tensor in _flat(batch)]
 
 
 def replay(

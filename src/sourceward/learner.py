@@ -54,12 +54,6 @@ class Learner:
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         self.iteration = 0
 
-    def update(self, loss: Tensor) -> None:
-        """One step down the gradient of `loss`."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.apply_gradients()
-
     def apply_gradients(self) -> None:
         """One step of the optimizer, and the average after it."""
         for group in self.optimizer.param_groups:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sourceward.algorithm import Batch, objective
 from sourceward.errors import InputError, TrainingError
 from sourceward.functional import Loss, class_centers
+from sourceward.graphs import LossGraph
 from sourceward.learner import CHECK_EVERY, Learner, rate
 from sourceward.negatives import jitter
 from sourceward.nn import Network, ReplayBuffer
@@ -101,12 +102,34 @@ class Trainer(Learner):
         self.settings = settings
         per_class = min(500, math.ceil(3500 / network.classes))  # 500 for the 7 classes of PACS
         self.replay = ReplayBuffer(network.sources, network.classes, network.dim, per_class).to(self.device)
+        self.graph: LossGraph | None = None
+        self._capturable = self.device.type == "cuda"  # hundreds of small kernels are one launch
 
     def step(self, feed: Feed) -> Loss:
         """One iteration."""
         batch = feed(self.generator)
+        if self.graph is None and self._capturable:
+            self._capture(batch)
         if self.network.backbone is not None:
             torch.manual_seed(self.seed + self.iteration)  # its dropout draws from the global generator
+        if self.graph is not None and not self.graph.fits(batch):
+            self.graph, self._capturable = None, False
+        if self.graph is not None:
+            _, (loss, feature) = self.graph(batch)
+            loss = Loss(*(part.detach().clone() for part in loss))  # the next replay writes to the same place
+        else:
+            total, (loss, feature) = self._losses(batch)
+            self.optimizer.zero_grad(set_to_none=True)
+            total.backward()
+        if self.iteration % CHECK_EVERY == 0:
+            _check(loss, feature, self.iteration)
+        self.apply_gradients()
+        if self.iteration == self.loop.max_iter:
+            _check_finite(self.average, self.iteration)
+        return loss
+
+    def _losses(self, batch: Batch) -> tuple[Tensor, tuple[Loss, Tensor]]:
+        """What is minimised, its parts, and the features: everything between a batch and its gradients."""
         with self.autocast:
             shifted = self._noisy_inputs(batch) if batch.shifted is None else batch.shifted
             batch = batch._replace(feature=_features(self.network, batch.feature))
@@ -115,12 +138,16 @@ class Trainer(Learner):
         if self.network.backbone is not None:
             self._refresh_centers(batch.feature.detach(), batch.label)
         loss = objective(self.network, self.replay, batch, self.settings, self.generator)
-        if self.iteration % CHECK_EVERY == 0:
-            _check(loss, batch.feature, self.iteration)
-        self.update(loss.total)
-        if self.iteration == self.loop.max_iter:
-            _check_finite(self.average, self.iteration)
-        return loss
+        return loss.total, (loss, batch.feature)
+
+    def _capture(self, batch: Batch) -> None:
+        """Record forward and backward as a CUDA graph; where that cannot be, go on without one."""
+        changed = [*self.network.buffers(), *self.replay.buffers()]
+        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        try:
+            self.graph = LossGraph(self._losses, batch, self.generator, parameters, changed)
+        except RuntimeError:  # something in it waits for the device: launch by launch, then
+            self._capturable = False
 
     def _noisy_inputs(self, batch: Batch) -> Tensor | None:
         """Inputs of a lone source under noise, for it to practise on; None unless that is asked for."""
