@@ -76,7 +76,7 @@ class Run(Stage):
         task.fit_scale()
         task.fit_centers(task.network)
         parts = settings.train(self.processes.count)
-        options = {"processes": self.processes, "bf16": task.bf16}
+        options = {"processes": self.processes, "bf16": task.bf16, "compile": settings.finetune.compile}
         return Trainer(task.network, settings.loop(), parts, seed, **options)  # type: ignore[arg-type]
 
     def feed(self, batch_size: int) -> Feed:

@@ -84,6 +84,7 @@ class Trainer(Learner):
         seed: of batches, noise and dropout.
         processes: those that train together; each draws its own batches, gradients are averaged.
         bf16: run the backbone in bfloat16; heads and energies stay in float32.
+        compile: let torch.compile fuse what lies between convolutions, on CUDA; pays for long trainings.
     """
 
     modules = ("network", "average", "replay")
@@ -97,9 +98,13 @@ class Trainer(Learner):
         *,
         processes: Processes = ALONE,
         bf16: bool = False,
+        compile: bool = False,
     ) -> None:
         super().__init__(network, loop, seed, processes=processes, bf16=bf16)
         self.settings = settings
+        self._encode: Callable[[Any], Tensor] = network.features
+        if compile and self.device.type == "cuda" and network.backbone is not None:
+            self._encode = torch.compile(network.features, dynamic=False)
         per_class = min(500, math.ceil(3500 / network.classes))  # 500 for the 7 classes of PACS
         self.replay = ReplayBuffer(network.sources, network.classes, network.dim, per_class).to(self.device)
         self.graph: LossGraph | None = None
@@ -132,7 +137,7 @@ class Trainer(Learner):
         """What is minimised, its parts, and the features: everything between a batch and its gradients."""
         with self.autocast:
             shifted = self._noisy_inputs(batch) if batch.shifted is None else batch.shifted
-            batch = batch._replace(feature=_features(self.network, batch.feature))
+            batch = batch._replace(feature=_features(self._encode, batch.feature))
             if shifted is not None:
                 batch = self._practise(batch, shifted)
         if self.network.backbone is not None:
@@ -240,14 +245,14 @@ def unflatten(inputs: Inputs, shape: tuple[int, int]) -> Inputs:
     return inputs.unflatten(0, shape)
 
 
-def _features(network: Network, inputs: Any) -> Tensor:
+def _features(encode: Callable[[Any], Tensor], inputs: Any) -> Tensor:
     """(sources, batch, ...) inputs to (sources, batch, dim): one backbone pass over all sources."""
     if isinstance(inputs, dict):
         shape = next(iter(inputs.values())).shape[:2]
         flat: Any = {name: value.flatten(0, 1) for name, value in inputs.items()}
     else:
         shape, flat = inputs.shape[:2], inputs.flatten(0, 1)
-    return network.features(flat).unflatten(0, shape)
+    return encode(flat).unflatten(0, shape)
 
 
 @torch.no_grad()
