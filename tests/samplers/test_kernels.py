@@ -39,7 +39,7 @@ for dim, hidden, noise_std, accept, stop, record in [
     for tiles in ({}, {128: resident.Tiles(64, 32, 4, 2)}):
         resident.TILES = tiles
         assert resident.fits(weights, record) == (bool(tiles) and record is not True)
-        ours = ends(kernels.kernel_langevin, kernels.keyed_normals)
+        ours = ends(kernels.kernel_langevin, kernels.KeyedNormals)
         for name in vars(theirs):
             a, b = getattr(ours, name), getattr(theirs, name)
             assert (a is None) == (b is None), name

@@ -10,7 +10,6 @@ Narrow features have a faster way, which is taken where it can be: `resident`. `
 module where there is Triton, and checks it once before it is used.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -21,43 +20,15 @@ from torch import Tensor
 from sourceward.functional.chain import ChainWeights, HalfWeights, Workspace
 from sourceward.samplers.base import StepSettings
 from sourceward.samplers.fused import Normals
+from sourceward.samplers.kernel_noise import KeyedNormals, row_keys
 from sourceward.samplers.run import Chain, Record
+
+__all__ = ["KeyedNormals", "fits", "kernel_langevin", "row_keys"]
 
 ROWS = 16
 """Rows of the smallest tile that tensor cores take."""
 
 NOISE_ROWS = 2048
-
-
-_GOLDEN = tl.constexpr(-7046029254386353131)
-_MIX1 = tl.constexpr(-4658895280553007687)
-_MIX2 = tl.constexpr(-7723592293110705685)
-_TURN = tl.constexpr(2 * math.pi * 2.0**-24)
-_UNIT = tl.constexpr(2.0**-24)
-
-
-@triton.jit
-def _mix(word):  # type: ignore[no-untyped-def]
-    """SplitMix64, as in `functional.noise`; the masks make an arithmetic shift a logical one."""
-    word = (word ^ ((word >> 30) & 0x3FFFFFFFF)) * _MIX1
-    word = (word ^ ((word >> 27) & 0x1FFFFFFFFF)) * _MIX2
-    return word ^ ((word >> 31) & 0x1FFFFFFFF)
-
-
-@triton.jit
-def _normals(keys, out, first, rows, dim, pairs, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Standard normals of one row and step: what `functional.noise.keyed_normals` gives, stream 2 k."""
-    row, step = tl.program_id(0), tl.program_id(1)
-    stream = (2 * (first + step) + 1).to(tl.int64)
-    start = _mix(_mix(tl.load(keys + row)) + stream * _GOLDEN)
-    at = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    bits = _mix(start + (at + 1).to(tl.int64) * _GOLDEN)
-    low, high = (bits & 0xFFFFFF).to(tl.float32), ((bits >> 24) & 0xFFFFFF).to(tl.float32)
-    radius = tl.sqrt(-2.0 * tl.log((low + 1.0) * _UNIT))
-    angle = high * _TURN
-    place = out + (step * rows + row) * dim + at
-    tl.store(place, radius * tl.cos(angle), mask=at < pairs)
-    tl.store(place + pairs, radius * tl.sin(angle), mask=at + pairs < dim)
 
 
 @triton.jit
@@ -277,41 +248,6 @@ def _rounded_energy(weights: ChainWeights, half: HalfWeights, a0: Tensor) -> Ten
     rounded = torch.nn.functional.silu(a0).to(half.up.dtype)
     a1 = rounded.float() @ half.narrow_up.float() + weights.narrow_bias
     return torch.sigmoid((torch.nn.functional.silu(a1) * weights.out).sum(-1) + weights.out_bias)
-
-
-def keyed_normals(keys: Tensor, like: Tensor) -> Normals:
-    """The normals of `keyed_noise`, several steps by one kernel."""
-    rows, dim = like.shape[1:]
-    pairs, block = (dim + 1) // 2, 256
-
-    def source(k: int, n: int) -> Tensor:
-        out = torch.empty(n, 1, rows, dim, device=like.device)
-        _normals[(rows, n, triton.cdiv(pairs, block))](keys, out, k, rows, dim, pairs, BLOCK=block)
-        return out
-
-    return source
-
-
-@triton.jit(do_not_specialize=["seed"])
-def _keys(rows, out, dim, seed, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The key of one row: what `functional.row_keys` gives."""
-    row, total = tl.program_id(0), tl.zeros((BLOCK,), dtype=tl.int64)
-    for start in range(0, dim, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        value = tl.load(rows + row * dim + at, mask=at < dim, other=0.0)
-        value = tl.where(value == 0.0, 0.0, value)  # -0.0 and 0.0 have one key
-        word = _mix(value.to(tl.int32, bitcast=True).to(tl.int64)) + (at + 1).to(tl.int64) * _GOLDEN
-        total += tl.where(at < dim, _mix(word), 0)
-    tl.store(out + row, _mix(_mix(tl.sum(total, axis=0)) + (seed.to(tl.int64) + 1) * _GOLDEN))
-
-
-def row_keys(rows: Tensor, seed: int = 0) -> Tensor:
-    """`functional.row_keys` of float32 rows (batch, dim) by one kernel; they are dozens otherwise."""
-    rows = rows.detach().contiguous()
-    out = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
-    if len(rows):
-        _keys[(len(rows),)](rows, out, rows.shape[1], seed, BLOCK=256)
-    return out
 
 
 def _multiply(

@@ -15,6 +15,7 @@ from torch import Tensor
 from sourceward.functional.chain import ChainWeights
 from sourceward.samplers.base import StepSettings
 from sourceward.samplers.fused import Normals
+from sourceward.samplers.kernel_noise import KeyedNormals
 from sourceward.samplers.kernels import ROWS
 from sourceward.samplers.run import Chain, Record
 
@@ -221,8 +222,8 @@ def resident_langevin(
         count = min(together, num_steps - first)
         jitter, lift = x, x
         if settings.noise_std:
-            jitter = normals(first, count).mul_(settings.noise_std)
-            flat = jitter.to(half.up.dtype).transpose(0, 1).flatten(1, 2).expand(sources, -1, -1)
+            jitter, rounded = _jitter(normals, first, count, settings.noise_std, half.up.dtype)
+            flat = rounded.transpose(0, 1).flatten(1, 2).expand(sources, -1, -1)
             lift = torch.bmm(flat, half.up)
         _walk[(rows // ROWS, sources)](
             x, a, proposal, origin, back, move, jitter, jitter.stride(0),
@@ -237,6 +238,14 @@ def resident_langevin(
             num_warps=tiles.warps,
         )  # fmt: skip
     return Chain(x, before, energy, taken, None, None, origins)
+
+
+def _jitter(normals: Normals, k: int, n: int, std: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What moves x, (steps, sources or 1, rows, dim), and the same as products take it."""
+    if isinstance(normals, KeyedNormals):
+        return normals.jitter(k, n, std, dtype)
+    jitter = normals(k, n).mul_(std)
+    return jitter, jitter.to(dtype)
 
 
 def _tiles(weights: ChainWeights) -> Any:

@@ -49,7 +49,7 @@ def walk(
         if kernels is not None and not kernels.fits(weights, feature):
             kernels = None
         if isinstance(noise, Tensor):
-            normals = (kernels.keyed_normals if kernels else keyed_normals)(noise, feature)
+            normals = (kernels.KeyedNormals if kernels else keyed_normals)(noise, feature)
         else:
             normals = generator_normals(noise, feature)
         fused = kernels.kernel_langevin if kernels else fused_langevin
@@ -107,7 +107,7 @@ def _check(kernels: Any) -> None:
             chain(weights, start, weights.bias(None), settings, 4, noise(keys, start), record=record).feature
             for chain, noise in (
                 (fused_langevin, keyed_normals),
-                (kernels.kernel_langevin, kernels.keyed_normals),
+                (kernels.kernel_langevin, kernels.KeyedNormals),
             )
         ]
         apart = (ends[0] - ends[1]).abs().mean() / (ends[0] - start).abs().mean()
