@@ -20,7 +20,7 @@ def bench_speed(out: Path, device: str, json: bool, quick: bool) -> None:
     from sourceward.report.page import write_whole
 
     place = torch.device(choose_device(device))
-    plan = Plan.quick() if quick else Plan()
+    plan = Plan.quick() if quick else Plan.on(place)
     head = {"command": command(sys.argv), "seed": plan.seed, "threads": torch.get_num_threads()}
     head |= {"versions": versions(), "plan": vars(plan)}
     out.mkdir(parents=True, exist_ok=True)
