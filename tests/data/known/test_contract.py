@@ -56,6 +56,13 @@ def rotated(put):
     put("root/MNIST/raw/train-labels-idx1-ubyte.gz", gzip.compress(idx(labels), 1))
 
 
+def corrupted_idx(put):
+    for part, count in (("train", 60), ("t10k", 30)):
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        put(f"root/{part}-images-idx3-ubyte.gz", gzip.compress(idx(np.zeros((count, 8, 8), np.uint8)), 1))
+        put(f"root/{part}-labels-idx1-ubyte", idx(labels))
+
+
 def pheme(put):
     for event in ("charliehebdo", "ferguson", "germanwings-crash", "ottawashooting", "sydneysiege"):
         for folder in ("rumours", "non-rumours"):
@@ -94,7 +101,10 @@ MAKERS = {
     "pheme": pheme,
     "cifar10_c": cifar10_c,
     "imagenet_c": imagenet_c,
+    "corrupted_mnist": corrupted_idx,
+    "corrupted_fashion_mnist": corrupted_idx,
 }
+SMALLER = {f"corrupted_{name}mnist": {"clean": 40, "per_domain": 20} for name in ("", "fashion_")}
 
 
 @pytest.mark.parametrize("name", list(DATASETS))
@@ -108,13 +118,14 @@ def test_entry_says_what_where_and_how(name):
 @pytest.mark.parametrize("name", list(DATASETS))
 def test_miniature_opens(name, put, tmp_path):
     MAKERS[name](put)
-    data = open_dataset(f"{name}:{tmp_path / 'root'}")
+    data = open_dataset(f"{name}:{tmp_path / 'root'}", **SMALLER.get(name, {}))
     assert len(data.domain_names) > 1
     assert data.counts().all()
     assert len(set(data.ids)) == len(data)
     assert not {p.kind for p in data.problems} - {"class_count"}
     assert set(data.targets) < set(data.domain_names)
-    assert open_dataset(f"{name}:{tmp_path / 'root'}").fingerprint() == data.fingerprint()
+    again = open_dataset(f"{name}:{tmp_path / 'root'}", **SMALLER.get(name, {}))
+    assert again.fingerprint() == data.fingerprint()
     if data.kind == "image":
         assert load_images(data, 8, indices=[0, len(data) - 1]).shape == (2, 3, 8, 8)
 
@@ -129,3 +140,17 @@ def test_an_empty_folder_is_refused(name, tmp_path):
 def test_a_path_that_is_not_there_shows_the_layout(name):
     with pytest.raises(InputError, match=f"Expected the path of {name}, laid out like <root>"):
         open_dataset(f"{name}:/nowhere/at/all")
+
+
+def test_clean_digits_and_their_corrupted_test_images(put, tmp_path):
+    corrupted_idx(put)
+    options = {"corruptions": ["contrast", "fog"], "clean": 40, "per_domain": 20}
+    data = open_dataset(f"corrupted_fashion_mnist:{tmp_path / 'root'}", **options)
+    assert data.domain_names == ("clean", "contrast", "fog")
+    assert data.counts().sum(axis=1).tolist() == [40, 20, 20]
+    assert data.targets == ("contrast", "fog")
+    assert data.items.shape[1:] == (3, 32, 32)
+    own = {name.removeprefix("contrast/") for name in data.of_domains(["contrast"]).ids}
+    assert all(name.startswith("test/") for name in own)
+    with pytest.raises(InputError, match="1 to 30 test images"):
+        open_dataset(f"corrupted_mnist:{tmp_path / 'root'}", clean=40, per_domain=31)
