@@ -118,3 +118,9 @@ def test_captured_and_eager_agree_on_cuda(model, rows):
     for _ in range(2):
         same(model.adapt_images(images), eager, 1e-2)
     assert any(isinstance(graph, graphs.Graph) for graph in folded(model.network).graphs.values())
+
+
+def test_a_part_in_training_mode_is_put_to_rest(model):
+    model.network.energy.train()
+    model.adapt_images(pixels(model, 1))
+    assert not model.network.energy.training

@@ -65,10 +65,13 @@ class EnergyAdaptation:
             inputs: (n, dim) rescaled features, or what the encoder takes, from any device.
             encoder: on the network's CUDA device.
         """
-        network.eval()
+        if network.training or any(part.training for part in network.children()):
+            network.eval()  # which takes longer than an answer on a fast device
         size = BLOCK if encoder is None else INPUTS
         starts = range(0, max(len(inputs), 1), size)
         blocks = [self._block(network, inputs[i : i + size], encoder) for i in starts]
+        if len(blocks) == 1:
+            return blocks[0]
 
         def joined(name: str) -> Any:
             parts = [getattr(block, name) for block in blocks]

@@ -73,22 +73,35 @@ class Folded:
         return self.latent.mean(swish(self.latent.hidden(feature)))
 
 
-@torch.no_grad()
 def folded(network: Network) -> Folded:
     """Fold a network, or return what was folded before if nothing has changed since."""
-    state = _state(network)
     known = network.__dict__.get("_folded")
-    if known is None or known.state != state:
-        known = _Kept(state, _fold(network))
+    if known is None or known.state != known.read(network):
+        with torch.no_grad():
+            known = _Kept(network, _fold(network))
         network.__dict__["_folded"] = known
     return known.folded
 
 
 class _Kept:
-    """Belongs to one network: a copy of the network starts without it."""
+    """What was folded, and of what. Belongs to one network: a copy of the network starts without it."""
 
-    def __init__(self, state: tuple[tuple[int, int], ...], folded: Folded) -> None:
-        self.state, self.folded = state, folded
+    def __init__(self, network: Network, folded: Folded) -> None:
+        parts = [part for part in _parts(network) if part is not None]
+        self.modules = [module for part in parts for module in part.modules()]  # found once: it takes a while
+        self.folded, self.state = folded, self.read(network)
+
+    def read(self, network: Network) -> list[Any]:
+        """Changes whenever a part or a tensor is replaced or written to. The backbone plays no part."""
+        found: list[Any] = [id(part) for part in _parts(network)]
+        for module in self.modules:
+            for tensors in (module._parameters, module._buffers):
+                for tensor in tensors.values():
+                    if tensor is not None:
+                        found += (tensor.data_ptr(), tensor._version)
+        for tensor in (network.centers, network.own_energy):
+            found += (tensor.data_ptr(), tensor._version)
+        return found
 
     def __deepcopy__(self, memo: object) -> None:
         return None
@@ -97,12 +110,8 @@ class _Kept:
         return type(None), ()
 
 
-def _state(network: Network) -> tuple[tuple[int, int], ...]:
-    """Changes whenever a tensor is replaced or written to. The backbone plays no part."""
-    parts = (network.energy, network.latent, network.head, network.leap)
-    modules = [module for module in parts if module is not None]
-    tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-    return tuple((t.data_ptr(), t._version) for t in (*tensors, network.centers, network.own_energy))
+def _parts(network: Network) -> tuple[nn.Module | None, ...]:
+    return network.energy, network.latent, network.head, network.leap
 
 
 def _fold(network: Network) -> Folded:
