@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sourceward.algorithm import Batch, adapt, objective
 from sourceward.functional import AGGREGATIONS, Coefficients, Gaussian, guided_step, row_keys
+from sourceward.functional.trust import BY_ENERGY
 from sourceward.nn import HEADS, Network, ReplayBuffer
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, TrainSettings
@@ -203,7 +204,7 @@ def answer(network: Network, settings: AdaptSettings, feature: Tensor | None = N
 def test_the_vote_is_the_aggregation_of_the_sources():
     network = make_network()
     for name in AGGREGATIONS:
-        given = answer(network, AdaptSettings(num_steps=2, aggregation=name))
+        given = answer(network, AdaptSettings(num_steps=2, aggregation=name, trust=BY_ENERGY))
         assert given.per_source.shape == (SOURCES, 8, CLASSES)
         torch.testing.assert_close(given.probability.sum(-1), torch.ones(8))
     mean = answer(network, AdaptSettings(num_steps=2))

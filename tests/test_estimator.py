@@ -10,6 +10,7 @@ from sklearn.exceptions import NotFittedError
 
 from sourceward import EnergyAdapter, InputError
 from sourceward.functional import AGGREGATIONS
+from sourceward.functional.trust import BY_ENERGY
 from sourceward.nn import HEADS
 from tests.helpers import QUICK, make_domains
 
@@ -82,11 +83,12 @@ def test_only_the_named_sources_vote(est):
     np.testing.assert_allclose(both, everyone.per_source[:, [0, 2]].mean(1), atol=1e-6)
 
 
+@pytest.mark.parametrize("top", [None, 1, 2])
 @pytest.mark.parametrize("aggregation", list(AGGREGATIONS))
-def test_every_aggregation_votes(est, aggregation):
-    est.set_params(aggregation=aggregation)
+def test_every_aggregation_votes(est, aggregation, top):
+    est = copy.deepcopy(est).set_params(aggregation=aggregation, top=top)
+    est.trust_ = BY_ENERGY
     adapted = est.adapt(X)
-    est.set_params(aggregation="mean")
     np.testing.assert_allclose(adapted.probabilities.sum(1), 1, atol=1e-5)
     assert (adapted.probabilities <= adapted.per_source.max(1) + 1e-6).all()
     assert (adapted.probabilities >= adapted.per_source.min(1) - 1e-6).all()

@@ -40,7 +40,8 @@ def bits(est: EnergyAdapter) -> str:
 
 @pytest.fixture(scope="module")
 def est() -> EnergyAdapter:
-    return fitted()
+    """It has a leap, for those who ask for it."""
+    return fitted(sampler="leap").set_params(sampler="langevin")
 
 
 @pytest.mark.parametrize("head", ["pooled", "prototype", "concat", "linear"])

@@ -4,10 +4,12 @@ import copy
 
 import numpy as np
 import pytest
+import torch
 
 from sourceward import EnergyAdapter
+from sourceward.functional.trust import BY_ENERGY, Evidence
 from sourceward.settings import AdaptSettings
-from sourceward.tuning import CAP, LENGTHS, Trial, choose, promise
+from sourceward.tuning import CAP, LENGTHS, Trial, choose, promise, settle
 from tests.helpers import QUICK, make_domains
 
 X, Y, SOURCE = make_domains()
@@ -112,3 +114,49 @@ def test_two_sources_cannot_promise():
     est = EnergyAdapter(**AUTO).fit(X[few], Y[few], sample_domain=SOURCE[few])
     assert est.promise_ is None
     assert est.num_steps_ == LENGTHS[0]
+
+
+def test_votes_are_learned_from_pretend_targets():
+    est = EnergyAdapter(**{**QUICK, "aggregation": "learned"}).fit(X, Y, sample_domain=SOURCE)
+    assert est.promise_ is None, "the number of steps was given"
+    assert len(est.trust_) == 5
+    assert est.trust_ != BY_ENERGY
+    by_energy = copy.deepcopy(est).set_params(aggregation="energy")
+    assert not np.array_equal(est.predict_proba(X), by_energy.predict_proba(X))
+
+
+def test_two_sources_teach_no_votes():
+    rows = SOURCE < 2
+    est = EnergyAdapter(**{**QUICK, "aggregation": "learned"}).fit(X[rows], Y[rows], SOURCE[rows])
+    assert est.trust_ == BY_ENERGY
+
+
+def test_a_pretend_target_has_no_say_in_its_own_votes():
+    """Each trial is judged by what the others taught, so a trial's own labels cannot help it."""
+
+    def told(right: int) -> Evidence:
+        seen = torch.zeros(2, 50, 5)
+        seen[right, :, 4] = 1.0
+        probability = torch.tensor([[0.1, 0.9], [0.9, 0.1]]).roll(1 - right, 0)
+        return Evidence(seen, probability[:, None].expand(2, 50, 2), torch.zeros(50, dtype=torch.int64))
+
+    nothing = np.zeros((2, 50))
+    # The source that is right is also the similar one, in all trials but the last, where it is the other way.
+    contrary = told(0)._replace(label=torch.ones(50, dtype=torch.int64))
+    trials = [
+        Trial("a", nothing, (told(0),)),
+        Trial("b", nothing, (told(0),)),
+        Trial("c", nothing, (contrary,)),
+    ]
+    settings = AdaptSettings(aggregation="learned")
+    chosen, said = settle(trials, settings)
+    assert chosen.trust is not None
+    assert said.per_source["c"] == 0, "what a and b taught misleads c, and c cannot teach itself"
+
+
+def test_learned_votes_survive_the_file(tmp_path):
+    est = EnergyAdapter(**{**QUICK, "aggregation": "learned", "max_iter": 5}).fit(X, Y, sample_domain=SOURCE)
+    est.save(tmp_path / "est.safetensors")
+    again = EnergyAdapter.load(tmp_path / "est.safetensors")
+    assert again.trust_ == est.trust_
+    assert np.array_equal(again.predict_proba(X), est.predict_proba(X))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sourceward.errors import InputError
 from sourceward.functional import AGGREGATIONS, cosine_to_sources
+from sourceward.functional.aggregation import least_surprised
 from tests.helpers import make_generator
 
 every = pytest.mark.parametrize("name", list(AGGREGATIONS))
@@ -21,11 +22,16 @@ def make_votes(sources: int, batch: int, classes: int, seed: int) -> tuple[Tenso
     return logits.softmax(-1), similarity
 
 
+def vote(name: str, probability: Tensor, similarity: Tensor) -> Tensor:
+    """One number for each source stands for all that is known of it."""
+    return AGGREGATIONS[name](probability, similarity, similarity, -2 * similarity)
+
+
 @every
 @sizes
 def test_rows_are_distributions(name, sources, batch, classes, seed):
     probability, similarity = make_votes(sources, batch, classes, seed)
-    answer = AGGREGATIONS[name](probability, similarity, similarity)
+    answer = vote(name, probability, similarity)
     assert answer.shape == (batch, classes)
     assert (answer >= 0).all()
     torch.testing.assert_close(answer.sum(-1), torch.ones(batch, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -36,9 +42,7 @@ def test_rows_are_distributions(name, sources, batch, classes, seed):
 def test_sources_that_agree_are_repeated(name, sources, batch, classes, seed):
     probability, similarity = make_votes(sources, batch, classes, seed)
     same = probability[:1].expand(sources, batch, classes)
-    torch.testing.assert_close(
-        AGGREGATIONS[name](same, similarity, similarity), probability[0], rtol=1e-12, atol=1e-12
-    )
+    torch.testing.assert_close(vote(name, same, similarity), probability[0], rtol=1e-12, atol=1e-12)
 
 
 @every
@@ -46,8 +50,8 @@ def test_sources_that_agree_are_repeated(name, sources, batch, classes, seed):
 def test_order_of_sources_does_not_matter(name, sources, batch, classes, seed):
     probability, similarity = make_votes(sources, batch, classes, seed)
     order = torch.randperm(sources, generator=make_generator(seed + 1))
-    expected = AGGREGATIONS[name](probability, similarity, similarity)
-    found = AGGREGATIONS[name](probability[order], similarity[order], similarity[order])
+    expected = vote(name, probability, similarity)
+    found = vote(name, probability[order], similarity[order])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -55,7 +59,7 @@ def test_order_of_sources_does_not_matter(name, sources, batch, classes, seed):
 @sizes
 def test_a_lone_source_is_returned_unchanged(name, sources, batch, classes, seed):
     probability, similarity = make_votes(1, batch, classes, seed)
-    assert torch.equal(AGGREGATIONS[name](probability, similarity, similarity), probability[0])
+    assert torch.equal(vote(name, probability, similarity), probability[0])
 
 
 def test_each_on_a_hand_computed_example():
@@ -68,11 +72,10 @@ def test_each_on_a_hand_computed_example():
         "cosine": [0.4, 0.6],  # weights 1.5 and 1: (1.5 * 0.6 + 0.1) / 2.5
         "confident": [0.1, 0.9],  # 0.9 > 0.6
         "energy": [0.2887703, 0.7112297],  # weights exp(-0.5) and 1: (0.60653 * 0.6 + 0.1) / 1.60653
+        "learned": [0.2344707, 0.7655293],  # weights exp(-1) and 1: (0.36788 * 0.6 + 0.1) / 1.36788
     }
     for name, row in expected.items():
-        torch.testing.assert_close(
-            AGGREGATIONS[name](probability, similarity, similarity), torch.tensor([row])
-        )
+        torch.testing.assert_close(vote(name, probability, similarity), torch.tensor([row]))
 
 
 def test_cosine_to_sources_equals_the_formula():
@@ -95,3 +98,18 @@ def test_a_sample_opposite_to_every_source_still_gets_an_answer(similarity):
     answer = AGGREGATIONS["cosine"](probability, torch.full((2, 1), similarity), torch.zeros(2, 1))
     torch.testing.assert_close(answer.sum(-1), torch.ones(1))
     assert (answer >= 0).all()
+
+
+def test_votes_that_nobody_taught_are_refused():
+    probability, similarity = make_votes(2, 3, 2, 0)
+    with pytest.raises(InputError, match="has not learned which sources to trust"):
+        AGGREGATIONS["learned"](probability, similarity, similarity)
+
+
+def test_the_least_surprised_sources_of_each_row():
+    surprise = torch.tensor([[1.0, 5.0], [2.0, 4.0], [3.0, 3.0]])
+    names = torch.tensor([[0, 0], [1, 1], [2, 2]])
+    (kept,) = least_surprised(2, surprise, names)
+    assert [sorted(row) for row in kept.T.tolist()] == [[0, 1], [1, 2]]
+    (all_of_them,) = least_surprised(9, surprise, names)
+    assert len(all_of_them) == 3
