@@ -188,6 +188,20 @@ def test_feature_noise_reaches_training():
     assert not torch.equal(fresh().classify, fresh(feature_noise=0.5).classify)
 
 
+@pytest.mark.parametrize("head", ["prototype", "linear"])
+def test_score_matching_takes_the_place_of_the_contrast(head):
+    network = make_network(head)
+    only = replace(STEPS, coefficients=replace(NOTHING, contrast=1.0), objective="dsm")
+    loss = losses(network, only)
+    loss.total.backward()
+    grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    assert {name.split(".")[0] for name, grad in grads.items() if grad.abs().max() > 0} == {"energy"}
+    # Noise alone, one step of a new energy hardly denoises: near 1 for each element.
+    assert 0.5 < loss.total.item() < 2
+    none = replace(only, step=replace(STEPS.step, step_size=0.0))
+    assert losses(make_network(head), none).total.item() == pytest.approx(1, abs=0.3)
+
+
 def test_an_iteration_is_reproducible():
     assert torch.equal(fresh().total, fresh().total)
     assert not torch.equal(fresh().total, fresh(seed=4).total)

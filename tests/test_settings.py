@@ -21,6 +21,9 @@ from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
         (LoopSettings, "schedule", "linear", "Expected `schedule` to be 'cosine', 'step' or 'constant'"),
         (LoopSettings, "average", 1.5, r"Expected `average` to be in \[0, 1\], but got 1.5"),
         (LoopSettings, "average", float("nan"), r"Expected `average` to be in \[0, 1\], but got nan"),
+        (AdaptSettings, "top", 0, "Expected `top` to be 1 or more, but got 0"),
+        (AdaptSettings, "latent", "clases", "Unknown latent 'clases'. Did you mean 'classes'"),
+        (TrainSettings, "objective", "dms", "Unknown objective 'dms'. Did you mean 'dsm'"),
     ],
 )
 def test_refused(kind, name, value, says):
