@@ -26,6 +26,7 @@ for dim, hidden, noise_std, accept, stop, record in [
     full = ChainWeights.of(random_weights(2, dim, hidden, narrow=16, dtype=torch.float32))
     weights = full._replace(half=full.halved(torch.float32))  # compare the algorithm, not the rounding
     x, z = torch.randn(2, 16, dim, generator=make_generator())
+    x[3] = float("nan")  # a lost sample stays where it is, and alone
     start, keys = x.expand(2, -1, -1), torch.arange(16)
     step = StepSettings(step_size=4.0, noise_std=noise_std, clip=0.05, accept=accept)
     options = {"record": record, "stop_below": None if stop is None else torch.full((2, 1), stop)}
@@ -44,7 +45,7 @@ for dim, hidden, noise_std, accept, stop, record in [
             a, b = getattr(ours, name), getattr(theirs, name)
             assert (a is None) == (b is None), name
             if a is not None:
-                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, msg=name)
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, equal_nan=True, msg=name)
 rows = torch.randn(5, 300, generator=make_generator())
 rows[3:] = torch.tensor([[0.0], [-0.0]])
 for seed in (0, 7, 2**40):

@@ -92,7 +92,7 @@ def _walk(  # type: ignore[no-untyped-def]
     else:
         old = tl.load(energy + at)
         count = tl.load(taken + at)
-    accepted = old != old  # nobody has moved yet
+    accepted = old < -1.0  # nobody: energies are positive, and NaN is not less
 
     for step in range(steps):
         # Where the last step ended; the origin of this one, and its energy.
@@ -100,10 +100,9 @@ def _walk(  # type: ignore[no-untyped-def]
         for start in tl.range(0, HIDDEN, BK, num_stages=STAGES):
             k = start + tl.arange(0, BK)
             place, inside = at[:, None] * HIDDEN + k[None, :], k[None, :] < HIDDEN
-            here = _load(a + place, inside, WHOLE_H)
-            if step > 0:
-                here = tl.where(accepted[:, None], _load(proposal + place, inside, WHOLE_H), here)
-                tl.store(a + place, here, mask=inside)
+            here, there = _load(a + place, inside, WHOLE_H), _load(proposal + place, inside, WHOLE_H)
+            here = tl.where(accepted[:, None], there, here)  # before the first step nothing is accepted
+            tl.store(a + place, here, mask=inside)
             if NOISY:
                 above = lift + (source * steps + step) * rows * HIDDEN + m[:, None] * HIDDEN + k[None, :]
                 here += _load(above, inside, WHOLE_H).to(tl.float32)
@@ -143,14 +142,14 @@ def _walk(  # type: ignore[no-untyped-def]
         for first in range(0, HIDDEN, BN):
             n = first + tl.arange(0, BN)
             place, inside = at[:, None] * HIDDEN + n[None, :], n[None, :] < HIDDEN
-            total = tl.zeros((BM, BN), dtype=tl.float32)
+            base, total = _load(origin + place, inside, WHOLE_H), tl.zeros((BM, BN), dtype=tl.float32)
             for start in tl.range(0, DIM, BK, num_stages=STAGES):
                 k = start + tl.arange(0, BK)
                 d = _load(move + at[:, None] * DIM + k[None, :], k[None, :] < DIM, WHOLE_D)
                 keep = (k[:, None] < DIM) & (n[None, :] < HIDDEN)
                 w = _load(up + k[:, None] * HIDDEN + n[None, :], keep, WHOLE_H and WHOLE_D)
                 total = tl.dot(d.to(w.dtype), w, total)
-            total += _load(origin + place, inside, WHOLE_H)
+            total += base
             tl.store(proposal + place, total, mask=inside)
         tl.debug_barrier()
         for start in tl.range(0, HIDDEN, BK, num_stages=STAGES):
