@@ -1,6 +1,7 @@
 """`sourceward bench speed --out DIR`: what adaptation costs on this machine."""
 
 import json as jsonlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def bench_speed(out: Path, device: str, json: bool, quick: bool) -> None:
     place = torch.device(choose_device(device))
     plan = Plan.quick() if quick else Plan.on(place)
     head = {"command": command(sys.argv), "seed": plan.seed, "threads": torch.get_num_threads()}
-    head |= {"versions": versions(), "plan": vars(plan)}
+    head |= {"load_at_start": round(os.getloadavg()[0], 2), "versions": versions(), "plan": vars(plan)}
     out.mkdir(parents=True, exist_ok=True)
 
     def save(section: str, found: dict[str, Any]) -> None:
