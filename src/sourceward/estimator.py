@@ -19,7 +19,7 @@ from sourceward._sources import encode_sources, fingerprint_of, held_out, split_
 from sourceward.adapters import Adapted, EnergyAdaptation
 from sourceward.distil import distil
 from sourceward.errors import InputError, unknown_name
-from sourceward.functional import Coefficients
+from sourceward.functional import Coefficients, spread
 from sourceward.functional.trust import BY_ENERGY
 from sourceward.nn import Network
 from sourceward.parallel import choose_device
@@ -72,6 +72,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         kl: weight of KL(q(z|d) || p(z|x)).
         guide: weight of the last line of eq. 10, which trains the chain to keep labels.
         pooled: weight of the classifier that a pooled head shares among the sources.
+        whiten: measure features in units of how a class differs within and between the sources.
         feature_noise: noise on the features in training, relative to their root mean square.
         objective: what teaches the energies: `contrast` (the paper's) or `dsm`, denoising score matching.
         allow_missing: accept a class that a source has no samples of.
@@ -116,10 +117,11 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         train_steps: int = 20,
         chains: int = 32,
         posterior_chain: bool = False,
-        kl: float = 0.01,
+        kl: float = 0.02,
         guide: float = 1.0,
         pooled: float = TrainSettings.pooled,
-        feature_noise: float = 0.5,
+        whiten: bool = True,
+        feature_noise: float = 0.7,
         objective: str = "contrast",
         allow_missing: bool = False,
         checkpoint: str | Path | None = None,
@@ -152,6 +154,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self.kl = kl
         self.guide = guide
         self.pooled = pooled
+        self.whiten = whiten
         self.feature_noise = feature_noise
         self.objective = objective
         self.allow_missing = allow_missing
@@ -303,7 +306,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         device = parts[0][0].device
         network = self._network(len(parts), parts[0][0].shape[1]).to(device)
         network.reset_parameters(torch.Generator().manual_seed(self._seed))
-        network.fit_scale(torch.cat([x for x, _ in parts]))
+        network.fit_scale(torch.cat([x for x, _ in parts]), spread(parts) if self.whiten else None)
         for source, (x, y) in enumerate(parts):
             network.fit_centers(source, network.features(x), y)
         network.fill_centers()

@@ -28,9 +28,13 @@ JOINT: dict[str, Any] = {
     "batch_size": 32,
     "learning_rate": 1e-3,
     "backbone_rate": 5e-5,
+    "whiten": False,
+    "kl": 0.01,
+    "feature_noise": 0.5,
 }
 """Where training the backbone with Algorithm 1 differs from training on features. The rate is the paper's for
-ResNet-18 on PACS; 32 of each source is what DomainBed draws and what a small machine can hold."""
+ResNet-18 on PACS; 32 of each source is what DomainBed draws and what a small machine can hold. Features that
+change cannot be whitened once and for all."""
 
 NESTED = {"augmentation": Augmentation, "finetune": FineTuneSettings}
 
@@ -109,6 +113,7 @@ class FitSettings:
     kl: float = _ESTIMATOR["kl"]
     guide: float = _ESTIMATOR["guide"]
     pooled: float = _ESTIMATOR["pooled"]
+    whiten: bool = _ESTIMATOR["whiten"]
     feature_noise: float = _ESTIMATOR["feature_noise"]
     objective: str = _ESTIMATOR["objective"]
     replay_share: float = TrainSettings.replay_share

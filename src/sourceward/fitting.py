@@ -26,6 +26,7 @@ from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
 from sourceward.fit_settings import FitSettings, settings_for
+from sourceward.functional import spread
 from sourceward.inputs import (
     Resident,
     Samples,
@@ -159,10 +160,11 @@ class Task(Prepared):
             network.fit_centers(source, *self.features(network, rows, everything))
         network.fill_centers()
 
-    def fit_scale(self) -> None:
+    def fit_scale(self, whiten: bool) -> None:
         """Centre and scale of the source features, before any training."""
         self.network.eval()
-        self.network.fit_scale(torch.cat([self.features(self.network, rows)[0] for rows in self.train]))
+        parts = [self.features(self.network, rows) for rows in self.train]
+        self.network.fit_scale(torch.cat([x for x, _ in parts]), spread(parts) if whiten else None)
 
 
 def _sources(dataset: DomainDataset, target: str | Sequence[str], allow_missing: bool) -> DomainDataset:

@@ -294,7 +294,7 @@ class Model:
             )
         raw = raw.to(self.device)
         raw = raw if self.projection is None else self.projection.project(raw)
-        return (raw - self.network.shift) * self.network.scale
+        return self.network.rescale(raw)
 
     def _encode(self, items: Any) -> Tensor:
         assert self.backbone is not None

@@ -73,7 +73,7 @@ class Run(Stage):
     def _trainer(self, seed: int) -> Trainer:
         task, settings = self.task, self.settings
         task.network.reset_parameters(torch.Generator().manual_seed(seed))
-        task.fit_scale()
+        task.fit_scale(settings.whiten)
         task.fit_centers(task.network)
         parts = settings.train(self.processes.count)
         options = {"processes": self.processes, "bf16": task.bf16, "compile": settings.finetune.compile}

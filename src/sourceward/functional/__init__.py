@@ -24,6 +24,7 @@ from sourceward.functional.metrics import (
 from sourceward.functional.noise import keyed_normal, keyed_normals, keyed_uniform, row_keys
 from sourceward.functional.oracle import oracle_latent, oracle_source
 from sourceward.functional.rows import row_multiple
+from sourceward.functional.whitening import spread, whitening
 
 __all__ = [
     "AGGREGATIONS",
@@ -58,7 +59,9 @@ __all__ = [
     "quantile",
     "row_keys",
     "row_multiple",
+    "spread",
     "surprise",
     "swish",
     "swish_grad",
+    "whitening",
 ]

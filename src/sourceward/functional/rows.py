@@ -46,6 +46,19 @@ def row_multiple(dim: int) -> int:
     return multiple
 
 
+def times(rows: Tensor, weight: Tensor) -> Tensor:
+    """rows @ weight in full precision, whatever runs around it; (..., m, k), (k, n) -> (..., m, n).
+
+    >>> times(torch.ones(1, 3), torch.eye(3))
+    tensor([[1., 1., 1.]])
+    """
+    flat = rows.reshape(-1, rows.shape[-1])
+    missing = -len(flat) % row_multiple(rows.shape[-1])
+    with torch.autocast(rows.device.type, enabled=False):
+        flat = torch.nn.functional.pad(flat.float(), (0, 0, 0, missing)) if missing else flat.float()
+        return matmul(flat, weight)[: len(flat) - missing].view(*rows.shape[:-1], weight.shape[-1])
+
+
 def _product(rows: Tensor, weight: Tensor, plus: Tensor | None, out: Tensor | None) -> Tensor:
     if rows.dim() == weight.dim() == 3:
         if plus is None:

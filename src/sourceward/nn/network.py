@@ -5,7 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sourceward.functional import LEVELS, Gaussian, class_centers, energy, latent_bias, own_quantiles
+from sourceward.functional import (
+    LEVELS,
+    Gaussian,
+    class_centers,
+    energy,
+    latent_bias,
+    own_quantiles,
+    whitening,
+)
+from sourceward.functional.rows import times
 from sourceward.nn.energy import StackedEnergy
 from sourceward.nn.heads import HEADS, Head
 from sourceward.nn.latent import LatentNet
@@ -32,6 +41,8 @@ class Network(nn.Module):
     own_energy: Tensor
     latent: LatentNet | None
     leap: StackedLeap | None
+    white: Tensor | None
+    unwhite: Tensor | None
 
     def __init__(
         self,
@@ -52,6 +63,8 @@ class Network(nn.Module):
         self.leap = None  # distilled from the trained energies, where it is asked for
         self.register_buffer("shift", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("white", None)
+        self.register_buffer("unwhite", None)
         self.register_buffer("centers", torch.zeros(sources, classes, dim))
         self.register_buffer("own_energy", LEVELS.repeat(sources, 1))
 
@@ -68,22 +81,31 @@ class Network(nn.Module):
 
     def features(self, inputs: Tensor) -> Tensor:
         """Inputs (batch, ...) to centred features of norm about sqrt(dim): (batch, dim)."""
-        raw = inputs if self.backbone is None else self.backbone(inputs)
-        return (raw - self.shift) * self.scale
+        return self.rescale(inputs if self.backbone is None else self.backbone(inputs))
+
+    def rescale(self, raw: Tensor) -> Tensor:
+        """The backbone's features in the units of everything that follows."""
+        centred = raw - self.shift
+        return (centred if self.white is None else times(centred, self.white)) * self.scale
+
+    def raw(self, feature: Tensor) -> Tensor:
+        """Back to the units of the backbone: the inverse of `rescale`."""
+        feature = feature / self.scale
+        return (feature if self.unwhite is None else times(feature, self.unwhite)) + self.shift
 
     @torch.no_grad()
-    def fit_scale(self, raw: Tensor) -> None:
+    def fit_scale(self, raw: Tensor, covariance: Tensor | None = None) -> None:
         """Centre source features and bring their mean norm to sqrt(dim), from (batch, dim) raw features.
 
         One step size then serves every backbone, and a head without bias loses nothing to a common offset.
+        Where a covariance is given, they are whitened by it: see `functional.whitening`.
         """
+        self.scale.fill_(1.0)
         self.shift.copy_(raw.mean(0))
-        norm = (raw - self.shift).norm(dim=-1).mean()
+        if covariance is not None:
+            self.white, self.unwhite = (root.to(self.shift) for root in whitening(covariance))
+        norm = self.rescale(raw).norm(dim=-1).mean()
         self.scale.copy_(self.dim**0.5 / norm.clamp_min(torch.finfo(norm.dtype).tiny))
-
-    def raw(self, feature: Tensor) -> Tensor:
-        """Back to the units of the backbone: the inverse of the rescaling."""
-        return feature / self.scale + self.shift
 
     @torch.no_grad()
     def fit_centers(self, source: int, feature: Tensor, label: Tensor) -> Tensor:
@@ -122,6 +144,9 @@ class Network(nn.Module):
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         state.setdefault(f"{prefix}own_energy", self.own_energy)  # version 0.1 had no calibration
+        for name in ("white", "unwhite"):
+            if prefix + name in state and getattr(self, name) is None:
+                setattr(self, name, torch.zeros(self.dim, self.dim).to(self.scale))
         if self.leap is None and f"{prefix}leap.inner" in state:
             self.leap = StackedLeap.like(state, f"{prefix}leap.").to(self.scale.device)
         super()._load_from_state_dict(state, prefix, *rest)

@@ -1,0 +1,62 @@
+"""Whitening: what it measures, what it undoes, and that a sample does not depend on its neighbours."""
+
+import torch
+
+from sourceward.functional import spread, whitening
+from sourceward.nn import Network
+
+
+def sources(shift: float = 3.0):
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for sign in (-1.0, 1.0):
+        label = torch.arange(200) % 2
+        x = torch.randn(200, 5, generator=generator)
+        x[:, 0] += 4 * label
+        x[:, 1] += sign * shift
+        parts.append((x, label))
+    return parts
+
+
+def test_spread_adds_what_separates_the_sources_to_what_a_class_shows_within_one():
+    still, moved = spread(sources(0.0)), spread(sources(3.0))
+    assert torch.allclose((moved - still).diagonal()[[0, 2, 3, 4]], torch.zeros(4).double(), atol=1e-6)
+    assert 8.5 < moved[1, 1] - still[1, 1] < 9.5
+    assert moved[0, 0] < 1.5  # what separates classes is no nuisance
+
+
+def test_a_class_that_one_source_lacks_counts_where_it_is():
+    parts = sources()
+    (x, y), other = parts
+    lacking = [(x[y == 0], y[y == 0]), other]
+    assert torch.isfinite(spread(lacking)).all()
+    assert spread(lacking)[1, 1] < spread(parts)[1, 1]  # one pair of centres fewer lies apart
+
+
+def test_whitened_features_have_unit_spread_and_come_back():
+    parts = sources()
+    root, back = whitening(spread(parts), shrink=0.0)
+    white = [(x.double() @ root, y) for x, y in parts]
+    assert torch.allclose(spread(white), torch.eye(5).double(), atol=1e-6)
+    assert torch.allclose(root @ back, torch.eye(5).double(), atol=1e-6)
+
+
+def test_a_network_rescales_and_undoes_it():
+    parts = sources()
+    network, x = Network(2, 2, 5), torch.cat([x for x, _ in parts])
+    network.fit_scale(x, spread(parts))
+    assert torch.allclose(network.features(x).norm(dim=1).mean(), torch.tensor(5**0.5), rtol=1e-5)
+    assert torch.allclose(network.raw(network.features(x)), x, atol=1e-4)
+    assert torch.equal(network.features(x[:1]), network.features(x)[:1])
+
+
+def test_a_state_brings_its_whitening_or_none():
+    parts = sources()
+    fitted, x = Network(2, 2, 5), parts[0][0]
+    fitted.fit_scale(x, spread(parts))
+    fresh = Network(2, 2, 5)
+    fresh.load_state_dict(fitted.state_dict())
+    assert torch.equal(fresh.features(x), fitted.features(x))
+    plain = Network(2, 2, 5)
+    plain.fit_scale(x)
+    assert "white" not in plain.state_dict()
