@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sourceward.adapters.base import ADAPTERS, Unsuitable
-from sourceward.adapters.peer import Peer, Response, Student, at_least, backbone_of
+from sourceward.adapters.peer import Peer, Response, Student, at_least, backbone_of, encoder
 from sourceward.nn import Network
 
 
@@ -44,7 +44,7 @@ class PredictionTimeBatchNorm(Peer):
         for module in backbone_of(clone).modules():
             if isinstance(module, _BatchNorm):
                 module.register_forward_pre_hook(blend_statistics(module, self.prior))
-        student = Student(clone, clone.features, [])
+        student = Student(clone, encoder(clone), [])
         for batch in batches:
             yield student.answer(batch)
 

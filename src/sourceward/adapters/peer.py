@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from itertools import tee
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,6 +20,8 @@ from sourceward.functional import row_keys
 from sourceward.nn import Network
 
 NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
+GATHERED = 256
+"""Rows that leave the device together: one by one, each would make it wait."""
 
 
 class Response(NamedTuple):
@@ -56,7 +59,7 @@ class Peer:
     def __call__(self, network: Network, inputs: Stream) -> Adapted:
         parts = [
             _to_numpy(network, self._finite(network, batch, part), self._updates())
-            for batch, part in self.respond(network, inputs)
+            for batch, part in _gathered(self.respond(network, inputs))
         ]
         if not parts:
             nothing = network.scale.new_zeros(0, network.dim)
@@ -88,7 +91,7 @@ class Peer:
         if bool(finite.all()):
             return part, finite
         with torch.no_grad():
-            still = unadapted(network, batch if self.reads == "features" else network.features(batch))
+            still = unadapted(network, batch if self.reads == "features" else encoder(network)(batch))
         keep = finite[:, None]
         assert still.per_source is not None
         per_source = part.vote.expand_as(still.per_source) if part.per_source is None else part.per_source
@@ -176,7 +179,7 @@ def norm_student(network: Network) -> Student:
         raise Unsuitable("This backbone has no norm layer with a scale and a shift to adapt.")
     for parameter in parameters:
         parameter.requires_grad_(True)
-    return Student(clone, clone.features, parameters)
+    return Student(clone, encoder(clone), parameters)
 
 
 def backbone_student(network: Network, own_statistics: bool = True) -> Student:
@@ -185,7 +188,18 @@ def backbone_student(network: Network, own_statistics: bool = True) -> Student:
     if own_statistics:
         batch_statistics(clone)
     parameters = list(backbone_of(clone).requires_grad_(True).parameters())
-    return Student(clone, clone.features, parameters)
+    return Student(clone, encoder(clone), parameters)
+
+
+def encoder(network: Network) -> Callable[[Any], Tensor]:
+    """Inputs to rescaled features, in the precision of every other answer: bfloat16 inside on CUDA."""
+    kind = network.scale.device.type
+
+    def encode(inputs: Any) -> Tensor:
+        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+            return network.features(inputs).float()
+
+    return encode
 
 
 def backbone_of(network: Network) -> nn.Module:
@@ -254,6 +268,25 @@ def _join(first: Any, second: Any) -> Any:
         return nn.functional.pad(value, (0, width - value.shape[1]))
 
     return {name: torch.cat([wide(first[name]), wide(second[name])]) for name in first}
+
+
+def _gathered(answers: Iterator[tuple[Any, Response]]) -> Iterator[tuple[Any, Response]]:
+    """The same rows, many at a time."""
+    held: list[tuple[Any, Response]] = []
+    for one in answers:
+        held.append(one)
+        if sum(len(part.vote) for _, part in held) >= GATHERED:
+            yield _together(held)
+            held = []
+    if held:
+        yield _together(held)
+
+
+def _together(held: list[tuple[Any, Response]]) -> tuple[Any, Response]:
+    batch = reduce(_join, (batch for batch, _ in held))
+    feature, vote, per_source = zip(*(part for _, part in held))
+    sources = None if per_source[0] is None else torch.cat(per_source, dim=1)
+    return batch, Response(torch.cat(feature), torch.cat(vote), sources)
 
 
 @torch.no_grad()

@@ -122,6 +122,7 @@ class Checkpoint:
     info: dict[str, Any] = field(default_factory=dict)
     asked: Callable[[int], AdaptSettings] | None = None
     _controls: dict[str, tuple[Answer, np.ndarray, float]] = field(default_factory=dict)
+    _prepared: tuple[Part, Any] | None = None
 
     def part(self, domain: str) -> Part:
         """All samples of one domain."""
@@ -200,20 +201,24 @@ class Checkpoint:
         # A stream in an order of its own: files sorted by class would starve an adapter that keeps state.
         order = np.random.default_rng(self.info.get("seed", 0)).permutation(len(part.label))
         if adapter.reads == "inputs":
-            adapted = adapter(self.network, self._stream(part.dataset.select(order)))
+            adapted = adapter(self.network, self._stream(part, order))
         else:
             rows = torch.from_numpy(order).to(part.feature.device)
             adapted = adapter(self.network, part.feature[rows])
         return in_order(adapted, order)
 
-    def _stream(self, dataset: DomainDataset) -> Iterator[Any]:
-        """What the backbone takes, in batches."""
+    def _stream(self, part: Part, order: np.ndarray) -> Iterator[Any]:
+        """What the backbone takes, in batches; kept for the next adapter."""
         from sourceward.inputs import prepare_samples
 
         backbone = self.network.backbone
         if backbone is None:
             return iter(())  # the adapter itself says what it misses
+        if self._prepared is not None and self._prepared[0] is part:
+            return self._prepared[1].batches(slice(0, len(order)))
+        self._prepared, dataset = None, part.dataset.select(order)
         samples = prepare_samples(dataset, inner_backbone(backbone), self.network.scale.device, show=False)
+        self._prepared = part, samples
         return samples.batches(slice(0, len(dataset)))
 
     def walk(self, part: Part, **options: Any) -> Adapted:

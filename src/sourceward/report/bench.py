@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sourceward.report import bench_sections as parts
+from sourceward.report.beside import absent
 from sourceward.report.page import Page, Section, Table
 from sourceward.report.subject import NONE, Subject, choose_subject
 
@@ -86,9 +87,8 @@ def notes(results: dict[str, Any], subject: Subject) -> list[str]:
 def failures(results: dict[str, Any]) -> list[str]:
     """A line for each adapter that failed, and one for those that do not apply."""
     broken = {c["adapter"]: c["reason"] for c in results["failed"] if not c.get("unsuitable")}
-    absent = sorted({c["adapter"] for c in results["failed"] if c.get("unsuitable")})
     said = [f"{adapter} failed in some cells: {reason}" for adapter, reason in broken.items()]
-    return said + ([f"Adapters that do not apply to this data: {', '.join(absent)}."] if absent else [])
+    return [*said, *absent(results)]
 
 
 def _by_target(subject: Subject) -> str:

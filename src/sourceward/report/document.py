@@ -6,6 +6,7 @@ from typing import Any
 
 from sourceward.bench.quoted import quoted
 from sourceward.errors import InputError
+from sourceward.report.beside import absent, cost, published, shortfalls
 from sourceward.report.results import read_results
 
 INTRODUCTION = (
@@ -39,20 +40,30 @@ def _bench(results: dict[str, Any]) -> Iterator[str]:
     places = list(dict.fromkeys(place for row in rows for place in row["targets"]))
     names = [place.rsplit("/", 1)[-1] for place in places]
     names = names if len(set(names)) == len(names) else places
-    yield _table(
-        ["accuracy, %", *names, "mean", "against no adaptation", "worst target"],
+    ours = [
         [
-            [
-                row["label"],
-                *(_spread(row["targets"].get(place)) for place in places),
-                _spread(row),
-                _gain(row),
-                f"{100 * min(target['gain'] for target in row['targets'].values()):+.1f}",
-            ]
-            for row in rows
-        ],
-    )
+            row["label"],
+            *(_spread(row["targets"].get(place)) for place in places),
+            _spread(row),
+            _gain(row),
+            f"{100 * min(target['gain'] for target in row['targets'].values()):+.1f}",
+        ]
+        for row in rows
+    ]
+    theirs = [
+        [
+            f"*published: {row.method}, {row.backbone or row.dataset}*",
+            *(f"{row.per_target[name]:.1f}" if name in row.per_target else "-" for name in names),
+            f"{row.mean if row.measure == 'accuracy %' else 100 - row.mean:.2f}",
+            "",
+            "",
+        ]
+        for row in published(results)
+    ]
+    header = ["accuracy, %", *names, "mean", "against no adaptation", "worst target"]
+    yield _table(header, [*ours, *theirs])
     yield results["plus_minus"]
+    yield from filter(None, (" ".join(shortfalls(results)), cost(results), " ".join(absent(results))))
     promised = list(_promises(results))
     if promised:
         mean = sum(abs(told - found) for _, told, found in promised) / len(promised)
@@ -90,8 +101,8 @@ def _published() -> Iterator[str]:
     rows = quoted(PUBLISHED, dataset="pacs") + quoted(PUBLISHED, dataset="pheme")
     yield "## Published, with training and selection of their own"
     yield _table(
-        ["method", "data", "backbone", "accuracy, %", "source"],
-        [[row.method, row.dataset, row.backbone, f"{row.mean:.2f}", row.source] for row in rows],
+        ["method", "data", "backbone", "accuracy, %", "source", "note"],
+        [[row.method, row.dataset, row.backbone, f"{row.mean:.2f}", row.source, row.note] for row in rows],
     )
 
 

@@ -104,7 +104,7 @@ MAKERS = {
     "corrupted_mnist": corrupted_idx,
     "corrupted_fashion_mnist": corrupted_idx,
 }
-SMALLER = {f"corrupted_{name}mnist": {"clean": 40, "per_domain": 20} for name in ("", "fashion_")}
+SMALLER = {f"corrupted_{name}mnist": {"clean": 60, "per_domain": 30} for name in ("", "fashion_")}
 
 
 @pytest.mark.parametrize("name", list(DATASETS))

@@ -119,5 +119,5 @@ def _gain(numbers: dict[str, Any]) -> str:
 
 def _quoted(row: Quoted, places: Sequence[str]) -> list[str]:
     per_target = [f"{row.per_target[t]:.1f}" if (t := _target(p)) in row.per_target else "-" for p in places]
-    via = f", in {row.via}" if row.via else ""
+    via = (f", in {row.via}" if row.via else "") + (f"; {row.note}" if row.note else "")
     return [f"{row.method}, {row.backbone} ({row.source}{via})", *per_target, f"{row.mean:.1f}", ""]

@@ -1,0 +1,81 @@
+"""What stands beside a bench's own numbers: published ones, how far ours are from them, and what it cost."""
+
+from collections.abc import Iterator
+from statistics import mean
+from typing import Any
+
+from sourceward.bench.quoted import OFFICE_HOME, PACS, PHEME, Quoted, quoted
+
+DATA = {"pacs": PACS, "office_home": OFFICE_HOME, "pheme": PHEME}
+METHODS = ("ERM", "Tent", "T3A", "the paper, no adaptation", "the paper, 20 steps")
+OWN = {"the paper, no adaptation": "none", "the paper, 20 steps": "ebtsa:num_steps=20"}
+"""Our rows that a published one is compared with."""
+CORRUPTED = "gaussian_noise"
+
+
+def published(results: dict[str, Any]) -> list[Quoted]:
+    """Rows of the paper's tables for the same data; of the same backbone, where the paper has it."""
+    targets = {place.rsplit("/", 1)[-1] for row in results["table"] for place in row["targets"]}
+    data = next((name for name, domains in DATA.items() if targets and targets <= set(domains)), None)
+    if CORRUPTED in targets:
+        return quoted("corruptions", dataset="cifar10_c")
+    if data is None:
+        return []
+    rows = [row for row in quoted("comparison", dataset=data) if row.method in METHODS]
+    same = [row for row in rows if row.backbone == backbone_of(results)]
+    return same or rows
+
+
+def backbone_of(results: dict[str, Any]) -> str:
+    """As `quoted` names it; what it is not, as it was given."""
+    given = str(results["settings"].get("backbone") or " ".join(results["classes"]))
+    return next((name for name in ("resnet18", "resnet50") if name in given), given)
+
+
+def shortfalls(results: dict[str, Any]) -> Iterator[str]:
+    """How far our rows are from the published ones of the same data and backbone."""
+    rows = {row["adapter"]: row for row in results["table"]}
+    for row in published(results):
+        ours = rows.get(OWN.get(row.method, ""))
+        if ours is None or row.measure != "accuracy %" or row.backbone != backbone_of(results):
+            continue
+        away = 100 * ours["mean"] - row.mean
+        says = "above" if away >= 0 else "BELOW"
+        yield f"{ours['label']}: {abs(away):.1f} points {says} {row.method} ({row.mean:.2f})."
+
+
+def cost(results: dict[str, Any]) -> str:
+    """Seconds, speed and memory of training and prediction, on the mean over models."""
+    cells = results["cells"]
+    trained = [cell["cost"]["finetune"] for cell in cells if (cell.get("cost") or {}).get("finetune")]
+    parts = []
+    seconds = [cell["fit_seconds"] for cell in cells if cell.get("fit_seconds")]
+    if seconds:
+        parts.append(f"a model takes {mean(seconds):.0f} s")
+    speeds = [one["images_per_second"] for one in trained if one.get("images_per_second")]
+    if speeds:
+        parts.append(f"its backbone trains on {mean(speeds):,.0f} samples/s")
+    memory = [cell["fit_peak_memory_mb"] for cell in cells if cell.get("fit_peak_memory_mb")]
+    if memory:
+        parts.append(f"peak memory {max(memory):,.0f} MB")
+    told = [
+        f"{1000 / ms:,.0f} samples/s {how}"
+        for how, key in (("without", "none"), ("with 20 steps", "ebtsa:num_steps=20"))
+        if (ms := _ms(cells, key)) and results["settings"].get("backbone")
+    ]
+    if told:
+        parts.append(f"prediction {', '.join(told)}")
+    machine = results["versions"]["machine"]
+    return f"Cost on {machine}: {'; '.join(parts)}." if parts else ""
+
+
+def _ms(cells: list[dict[str, Any]], key: str) -> float | None:
+    """Milliseconds a sample, backbone included."""
+    found = [c["adapters"][key].get("ms_per_sample") for c in cells if key in c.get("adapters", {})]
+    return mean(found) if found and all(found) else None
+
+
+def absent(results: dict[str, Any]) -> list[str]:
+    """Contestants that have no meaning here, each with the reason."""
+    reasons = {c["adapter"]: c["reason"] for c in results.get("failed", ()) if c.get("unsuitable")}
+    return [f"{adapter} does not apply: {reason}" for adapter, reason in reasons.items()]
