@@ -62,3 +62,12 @@ def test_memory_is_bounded():
         answer = torch.randn(50, CLASSES).log_softmax(-1)
         supports.add(make_rows(50), answer)
     assert torch.bincount(supports.label, minlength=CLASSES).max() == 2
+
+
+def test_answers_leave_the_device_together_and_in_order():
+    """Gathering rows changes neither their order nor their bits."""
+    network, rows = make_network(), make_rows(600)
+    alone = [part.vote for _, part in create_adapter("t3a").respond(network, rows)]
+    np.testing.assert_array_equal(
+        create_adapter("t3a")(network, rows).probabilities, torch.cat(alone).numpy()
+    )

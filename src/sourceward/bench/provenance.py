@@ -4,6 +4,7 @@ import platform
 import re
 import shlex
 import sys
+from importlib import metadata
 
 
 def command(argv: list[str]) -> str:
@@ -25,11 +26,20 @@ def versions() -> dict[str, str]:
     from sourceward import __version__
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    backbones = {name: _installed(name) for name in ("torchvision", "timm", "transformers")}
     return {
         "sourceward": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "scikit-learn": sklearn.__version__,
+        **{name: version for name, version in backbones.items() if version},
         "machine": f"{sys.platform} {device}",
     }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,8 +87,9 @@ def bench(
         training,
         tuple(parse_assignments(option or []).items()),
     )
-    report = None if json or quiet else tell
+    report, start = None if json or quiet else tell, time.monotonic()
     results = {"command": command(sys.argv), **run(plan, out, engine=engine, workers=jobs, on_cell=report)}
+    results["wall_seconds"] = round(time.monotonic() - start, 1)  # of what was not there yet
     write_whole(out / "results.json", jsonlib.dumps(results, indent=1) + "\n")
     if json:
         typer.echo(jsonlib.dumps(results))

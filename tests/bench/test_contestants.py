@@ -1,0 +1,62 @@
+"""Controls of every seed's own, contestants that answer a part of the rows, options of the reader."""
+
+import numpy as np
+import pytest
+
+from sourceward.bench.checkpoints import Training
+from sourceward.bench.protocol import Plan, bench
+from sourceward.bench.specs import Spec, parse_specs
+from sourceward.errors import InputError
+from tests.bench.test_protocol import QUICK, feature_file
+from tests.tiny_runs import FINETUNE, TINY, image_folder
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("contestants")
+    specs = parse_specs(["linear", "single_sample", "t3a", "t3a:rows=9", "t3a:rows=999"])
+    plan = Plan((feature_file(folder / "f.npz"),), specs, ("a",), (0, 1), training=Training(QUICK, "cpu"))
+    return bench(plan, folder / "out")
+
+
+def test_every_seed_has_its_own_single_sample_and_the_same_linear_control(done):
+    first, second = (cell["adapters"] for cell in done["cells"])
+    assert first["single_sample"]["log_loss"] != second["single_sample"]["log_loss"]
+    assert first["linear"]["log_loss"] == second["linear"]["log_loss"]
+
+
+def test_a_part_of_the_rows_is_compared_on_those_rows(done):
+    rows = {row["adapter"]: row for row in done["table"]}
+    assert rows["t3a:rows=9"]["label"] == "t3a, on 9 rows of each target"
+    for cell in done["cells"]:
+        part = cell["adapters"]["t3a:rows=9"]
+        assert part["rows"] == 9
+        assert np.sum(part["confusion"]) == 9
+        assert part["saved"] + part["lost"] <= 9
+        assert part["gain"] == pytest.approx((part["saved"] - part["lost"]) / 9)
+        whole = cell["adapters"]["t3a:rows=999"]
+        assert "rows" not in whole
+        assert whole["accuracy"] == cell["adapters"]["t3a"]["accuracy"]
+
+
+@pytest.mark.parametrize("text", ["t3a:rows=0", "t3a:rows=many", "linear:rows=5", "none:rows=5"])
+def test_bad_rows(text):
+    with pytest.raises(InputError, match=r"1 or more|takes no options"):
+        parse_specs([text])
+
+
+def test_rows_are_no_option_of_the_adapter_itself():
+    assert Spec("t3a", (("keep", 3), ("rows", 9))).own == {"keep": 3}
+
+
+def test_controls_read_the_features_of_a_trained_backbone(tmp_path):
+    folder = image_folder(tmp_path / "images")
+    training = Training({**TINY, **FINETUNE, "image_size": 16}, "cpu", backbone="tiny:conv", weights=None)
+    specs = parse_specs(["linear", "single_sample", "tent:batch_size=4:rows=8"])
+    results = bench(Plan((str(folder),), specs, ("c",), training=training), tmp_path / "out")
+    assert not results["failed"]
+    assert {row["adapter"] for row in results["table"]} >= {"linear", "single_sample"}
+    cell = results["cells"][0]
+    assert cell["adapters"]["linear"]["ms_per_sample"] > 0
+    assert cell["cost"]["finetune"]["images_per_second"] > 0
+    assert "validation" not in cell["adapters"]["tent:batch_size=4:rows=8"]

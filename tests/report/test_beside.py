@@ -1,0 +1,52 @@
+"""Published numbers stand beside ours, and a shortfall is said."""
+
+from sourceward.report.beside import absent, cost, published, shortfalls
+
+
+def results(backbone="torchvision:resnet50-v1", mean=0.8495, targets=("photo", "sketch")):
+    places = {f"pacs/{name}": {"mean": mean} for name in targets}
+    row = {"adapter": "none", "label": "no adaptation", "mean": mean, "targets": places}
+    adapters = {"none": {"ms_per_sample": 4.0}}
+    finetune = {"images_per_second": 300.0}
+    cell = {
+        "fit_seconds": 60,
+        "fit_peak_memory_mb": 500,
+        "cost": {"finetune": finetune},
+        "adapters": adapters,
+    }
+    return {
+        "table": [row],
+        "classes": {"pacs": []},
+        "settings": {"backbone": backbone},
+        "cells": [cell],
+        "versions": {"machine": "linux"},
+        "failed": [{"adapter": "ttt", "reason": "No rotation head.", "unsuitable": True}],
+    }
+
+
+def test_a_shortfall_is_said():
+    assert list(shortfalls(results())) == [
+        "no adaptation: 1.1 points BELOW the paper, no adaptation (86.05)."
+    ]
+    assert "0.9 points above" in next(shortfalls(results(mean=0.8695)))
+
+
+def test_another_backbone_is_context_and_no_competitor():
+    assert {row.backbone for row in published(results("torchvision:mobilenet_v2"))} == {
+        "resnet18",
+        "resnet50",
+    }
+    assert not list(shortfalls(results("torchvision:mobilenet_v2")))
+    assert {row.backbone for row in published(results())} == {"resnet50"}
+
+
+def test_other_data_has_nothing_beside():
+    assert published(results(targets=("0", "90"))) == []
+
+
+def test_cost_and_what_does_not_apply():
+    said = cost(results())
+    assert "300 samples/s" in said
+    assert "250 samples/s without" in said
+    assert "500 MB" in said
+    assert absent(results()) == ["ttt does not apply: No rotation head."]
