@@ -53,12 +53,13 @@ class Run(Stage):
         cost = self.meter.read()
         info["metrics"] = self.best_scores | {"last_iteration": learner.iteration, "seconds": cost["seconds"]}
         info["cost"] = {self.name: cost | {"per_second": self.speed.steady()}}
-        network.backbone = network.backbone or task.still
-        network.eval().requires_grad_(False).to(task.labels.device)
+        network.eval().requires_grad_(False)
         data = task.dataset
         adapt, promise = self._tuned()
         if adapt != self.settings.adapt().untaught():
             info["metrics"] |= self._scores(network, adapt)
+        network.backbone = network.backbone or task.still  # not before: the samples are its features already
+        network.eval().requires_grad_(False).to(task.labels.device)
         info["promise"] = None if promise is None else promise.to_dict()
         model = Model(network, data.classes, data.domain_names, adapt, info)
         if self.processes.is_main:
