@@ -1,4 +1,4 @@
-"""z of a test sample: from p(z|x), or from the classes that its unmoved self is voted into."""
+"""z of a test sample: from p(z|x), or of the class that its unmoved self is voted into."""
 
 import copy
 
@@ -25,25 +25,19 @@ def network() -> Network:
 
 def answer(network: Network, **options):
     feature = torch.randn(ROWS, DIM, generator=make_generator(2))
-    return adapt(network, feature, row_keys(feature), AdaptSettings(num_steps=5, **options))
+    return adapt(network, feature, row_keys(feature), AdaptSettings(**{"num_steps": 5, **options}))
 
 
-def test_classes_are_weighed_by_the_vote(network):
-    fold = folded(network)
-    probability = torch.rand(SOURCES, ROWS, CLASSES, generator=make_generator(3)).softmax(-1)
-    same = torch.zeros(SOURCES, ROWS)  # no source is surprised: the vote is the mean
-    found = class_latent(fold, probability, same, "classes")
-    expected = torch.einsum("bc,scd->sbd", probability.mean(0), network.posterior(network.centers).mean)
-    torch.testing.assert_close(found, expected)
-
-
-def test_a_certain_vote_for_the_true_class_is_the_oracle(network):
-    label = torch.arange(ROWS) % CLASSES
-    certain = torch.nn.functional.one_hot(label, CLASSES).float().expand(SOURCES, -1, -1)
-    oracle = oracle_latent(network.posterior(network.centers), label).mean
-    for kind in ("classes", "class"):
-        found = class_latent(folded(network), certain, torch.zeros(SOURCES, ROWS), kind)
-        torch.testing.assert_close(found, oracle)
+def test_it_is_the_posterior_of_the_class_that_the_vote_names(network):
+    rows = torch.randn(ROWS, DIM, generator=make_generator(2))
+    start, fold = rows.expand(SOURCES, -1, -1), folded(network)
+    prior = fold.latent(rows).mean.expand_as(start)
+    found, before = class_latent(fold, start, prior)
+    still = answer(network, num_steps=0, aggregation="energy")
+    torch.testing.assert_close(before, still.chain.energy_before)
+    voted = still.probability.argmax(-1)
+    assert len(voted.unique()) > 1
+    torch.testing.assert_close(found, oracle_latent(network.posterior(network.centers), voted).mean)
 
 
 def test_the_walk_follows_the_latent(network):

@@ -22,7 +22,7 @@ from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
         (LoopSettings, "average", 1.5, r"Expected `average` to be in \[0, 1\], but got 1.5"),
         (LoopSettings, "average", float("nan"), r"Expected `average` to be in \[0, 1\], but got nan"),
         (AdaptSettings, "top", 0, "Expected `top` to be 1 or more, but got 0"),
-        (AdaptSettings, "latent", "clases", "Unknown latent 'clases'. Did you mean 'classes'"),
+        (AdaptSettings, "latent", "clas", "Unknown latent 'clas'. Did you mean 'class'"),
         (TrainSettings, "objective", "dms", "Unknown objective 'dms'. Did you mean 'dsm'"),
     ],
 )

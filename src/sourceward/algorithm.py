@@ -15,14 +15,12 @@ from torch.nn.functional import cross_entropy
 
 from sourceward._maybe import detach, draw, join
 from sourceward.functional import (
-    AGGREGATIONS,
     ChainWeights,
     EnergyWeights,
     Gaussian,
     Guided,
     Loss,
     Positive,
-    cosine_to_sources,
     energy,
     energy_and_grad,
     eq7,
@@ -30,16 +28,14 @@ from sourceward.functional import (
     guided_step,
     latent_bias,
     quantile,
-    surprise,
 )
-from sourceward.functional.aggregation import least_surprised
 from sourceward.functional.score_matching import corrupt, denoising_loss
-from sourceward.functional.trust import evidence, score
 from sourceward.latents import class_latent, keyed_latent
 from sourceward.negatives import Batch, jitter, negatives
 from sourceward.nn import Network, ReplayBuffer, folded, frozen_call
 from sourceward.samplers import Chain, Target, walk
 from sourceward.settings import AdaptSettings, TrainSettings
+from sourceward.votes import cast_votes
 
 
 def objective(
@@ -171,9 +167,8 @@ def adapt(
     start = rows.expand(network.sources, -1, -1)
     bias, keys = fold.energy.bias(z), keys if draws == 1 else keys.repeat(draws)
     before = None
-    if settings.latent != "prior" and latent is None and z is not None:
-        before = fold.energy.energy(fold.energy.first(start, bias))  # energies are calibrated with this z
-        z = class_latent(fold, fold.classify(start, z), surprise(before, fold.own_energy), settings.latent)
+    if settings.latent == "class" and latent is None and z is not None:
+        z, before = class_latent(fold, start, z)
         bias = fold.energy.bias(z)
     stop = None if settings.stop is None else quantile(fold.own_energy, settings.stop)
     sampler, step, num_steps = settings.sampler, settings.step, settings.num_steps
@@ -186,22 +181,10 @@ def adapt(
     def over_draws(values: Tensor) -> Tensor:
         return values if draws == 1 else values.unflatten(1, (draws, len(feature))).mean(1)
 
-    def unlike(energy: Tensor) -> Tensor:
-        return surprise(over_draws(energy), fold.own_energy)
-
     per_source = over_draws(per_source)
-    similarity = chain.energy_before  # in its place, where nobody looks at it
-    if settings.aggregation not in WITHOUT_COSINE or settings.trust is not None:
-        similarity = cosine_to_sources(feature, fold.source_center)
-    seen = [similarity, unlike(chain.energy_before if before is None else before)]
-    if settings.trust is not None:
-        known = evidence(per_source, similarity, unlike(chain.energy_before), unlike(chain.energy_after))
-        seen.append(score(known, settings.trust))
-    voters = list(sources) if sources is not None else slice(None)
-    votes = [value[voters] for value in (per_source, *seen)]
-    if settings.top is not None:
-        votes = least_surprised(settings.top, votes[2], *votes)
-    return Answer(AGGREGATIONS[settings.aggregation](*votes), per_source, chain)
+    before = chain.energy_before if before is None else before
+    energies = over_draws(before), over_draws(chain.energy_before), over_draws(chain.energy_after)
+    return Answer(cast_votes(fold, feature, per_source, energies, settings, sources), per_source, chain)
 
 
 def energy_target(weights: EnergyWeights, latent: Tensor | None) -> Target:

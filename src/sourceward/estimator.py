@@ -56,8 +56,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         stop: end a walk once its energy is at this quantile of the source's own samples.
         blend: weight of the unmoved sample's answer, from 0 to 1.
         top: only so many sources vote, those whose energy the sample surprises least.
-        latent: a sample's z: `prior`, or made of the posteriors of the `classes`, or of the one `class`, that
-            the unmoved sample's vote names.
+        latent: a sample's z: `prior`, or the posterior of the `class` that the unmoved sample's vote names.
         leap_steps: length of the chains that the leap is distilled from.
         head: `pooled`, `prototype` (the paper's), `concat` or `linear` (no latent: eq. 7).
         max_iter: training iterations.

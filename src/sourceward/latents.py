@@ -1,15 +1,13 @@
-"""z of a test sample: drawn from p(z|x), or made of the posteriors of the classes it may belong to.
+"""z of a test sample: from p(z|x), or the posterior of the class that its unmoved self is voted into.
 
 The energies walk toward the class that z speaks of, and with the true class's posterior (`oracle`) they walk
-well. What comes nearest to it without a label are the class posteriors, weighed by what the sources say of
-the sample before it moves.
+well. Without a label, the vote before anything moves names a class; a long walk then keeps the vote instead
+of drifting away from it.
 """
 
 from torch import Tensor
-from torch.nn.functional import one_hot
 
-from sourceward.functional import AGGREGATIONS, Gaussian, keyed_normal
-from sourceward.functional.rows import matmul
+from sourceward.functional import AGGREGATIONS, Gaussian, keyed_normal, surprise
 from sourceward.nn import Folded
 from sourceward.settings import AdaptSettings
 
@@ -37,17 +35,17 @@ def keyed_latent(
     return mean.expand(len(fold.source_center), -1, -1)
 
 
-def class_latent(fold: Folded, probability: Tensor, surprise: Tensor, kind: str) -> Tensor:
-    """z from each source's class posteriors: (sources, rows, dim).
+def class_latent(fold: Folded, start: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
+    """z as each source's posterior of the class voted for, (sources, rows, dim), and the energies that weigh
+    the vote, (sources, rows).
 
     Args:
         fold: a network with latents.
-        probability: (sources, rows, classes), each source's answer for the unmoved sample.
-        surprise: (sources, rows), of each source's energy by it.
-        kind: `classes` weighs the posteriors by the vote, `class` takes that of the vote's best class.
+        start: (sources, rows, dim), unmoved.
+        latent: (sources, rows, dim), the z that energies are calibrated with.
     """
     assert fold.class_latent is not None
-    vote = AGGREGATIONS["energy"](probability, surprise, surprise)
-    if kind == "class":
-        vote = one_hot(vote.argmax(-1), vote.shape[-1]).to(vote.dtype)
-    return matmul(vote.expand(len(surprise), -1, -1), fold.class_latent.contiguous())
+    energy = fold.energy.energy(fold.energy.first(start, fold.energy.bias(latent)))
+    unlike = surprise(energy, fold.own_energy)
+    best = AGGREGATIONS["energy"](fold.classify(start, latent), unlike, unlike).argmax(-1)
+    return fold.class_latent[:, best].contiguous(), energy

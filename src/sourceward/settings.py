@@ -44,7 +44,7 @@ def _one_of(settings: Any, name: str, known: tuple[str, ...]) -> None:
 
 
 OBJECTIVES = ("contrast", "dsm")
-LATENTS = ("prior", "classes", "class")
+LATENTS = ("prior", "class")
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class AdaptSettings:
         stop: a chain stops once its energy is at this quantile of the source's own samples; never when None.
         blend: weight of the unmoved sample's answer in the vote, from 0 to 1.
         top: only so many sources vote, those whose energy the sample surprises least; all when None.
-        latent: z of a sample: the `prior` p(z|x), the posteriors of the `classes` as the unmoved sample's
-            vote weighs them, or that of the one `class` it votes for.
+        latent: z of a sample: the `prior` p(z|x), or the posterior of the `class` that the unmoved sample's
+            vote names.
         trust: what a source's vote gains by each piece of evidence, for aggregation `learned`: see
             `functional.trust`.
     """

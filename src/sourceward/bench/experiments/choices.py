@@ -43,7 +43,7 @@ WALKS: dict[str, dict[str, Any]] = {
 }
 """Walks of their own."""
 
-LATENTS = {"classes": "z of the classes voted for", "class": "z of the best class"}
+CLASS = "z of the best class"
 
 TRAINING: dict[str, dict[str, Any]] = {
     "denoising score matching": {"objective": "dsm"},
@@ -121,10 +121,9 @@ def _ask(
         add(row, walk.vote(**{"steps": STEPS, **options}))
     if taught is not None:
         add(LEARNED, walk.vote(STEPS, "learned", trust=taught))
-    for kind, name in LATENTS.items():
-        there = _walk(asked, (STEPS, 20), latent=kind)
-        for steps in (STEPS, 20):
-            add(f"{steps} steps, {name}", there.vote(steps, before=walk.surprises[0]))
+    there = _walk(asked, (STEPS, 20), latent="class")
+    for steps in (STEPS, 20):
+        add(f"{steps} steps, {CLASS}", there.vote(steps, before=walk.surprises[0]))
     for row in own:
         settings = replace(asked.checkpoint.settings, num_steps=STEPS, aggregation="energy", **WALKS[row])
         said = EnergyAdaptation(settings)(asked.checkpoint.network, asked.part.feature).probabilities

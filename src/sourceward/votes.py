@@ -1,0 +1,42 @@
+"""From each source's answer to one: who votes, and how much each vote counts."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from sourceward.functional import AGGREGATIONS, cosine_to_sources, surprise
+from sourceward.functional.aggregation import least_surprised
+from sourceward.functional.trust import evidence, score
+from sourceward.nn import Folded
+from sourceward.settings import AdaptSettings
+
+
+def cast_votes(
+    fold: Folded,
+    feature: Tensor,
+    per_source: Tensor,
+    energies: tuple[Tensor, Tensor, Tensor],
+    settings: AdaptSettings,
+    sources: Sequence[int] | None = None,
+) -> Tensor:
+    """The vote of the sources: (batch, classes).
+
+    Args:
+        fold: the network.
+        feature: (batch, dim), unmoved.
+        per_source: (sources, batch, classes).
+        energies: (sources, batch) each: of the unmoved sample with the z that energies are calibrated with,
+            and before and after the walk with the z of the walk.
+        settings: of test time.
+        sources: those that vote; all when None.
+    """
+    unmoved = surprise(energies[0], fold.own_energy)
+    votes = [per_source, cosine_to_sources(feature, fold.source_center), unmoved]
+    if settings.trust is not None:
+        before, after = (surprise(energy, fold.own_energy) for energy in energies[1:])
+        votes.append(score(evidence(per_source, votes[1], before, after), settings.trust))
+    if sources is not None:
+        votes = [value[list(sources)] for value in votes]
+    if settings.top is not None:
+        votes = least_surprised(settings.top, votes[2], *votes)
+    return AGGREGATIONS[settings.aggregation](*votes)
