@@ -47,14 +47,15 @@ def shortfalls(results: dict[str, Any]) -> Iterator[str]:
 def cost(results: dict[str, Any]) -> str:
     """Seconds, speed and memory of training and prediction, on the mean over models."""
     cells = results["cells"]
-    trained = [cell["cost"]["finetune"] for cell in cells if (cell.get("cost") or {}).get("finetune")]
     parts = []
     seconds = [cell["fit_seconds"] for cell in cells if cell.get("fit_seconds")]
     if seconds:
         parts.append(f"a model takes {mean(seconds):.0f} s")
-    speeds = [one["images_per_second"] for one in trained if one.get("images_per_second")]
-    if speeds:
-        parts.append(f"its backbone trains on {mean(speeds):,.0f} samples/s")
+    for stage, what in (("finetune", "its backbone trains"), ("training", "it trains")):
+        costs = [(cell.get("cost") or {}).get(stage) or {} for cell in cells]
+        speeds: list[float] = [c.get("images_per_second") or c.get("per_second") or 0 for c in costs]
+        if speeds and all(speeds):
+            parts.append(f"{what} on {mean(speeds):,.0f} samples/s")
     memory = [cell["fit_peak_memory_mb"] for cell in cells if cell.get("fit_peak_memory_mb")]
     if memory:
         parts.append(f"peak memory {max(memory):,.0f} MB")
