@@ -53,13 +53,9 @@ def test_promise_2_zero_steps_equal_no_adaptation(head):
         # By hand, on as many rows as the adapter computes together: 60 padded to 64.
         rows = torch.cat([feature, torch.zeros(4, feature.shape[1])]).expand(network.sources, -1, -1)
         fold = folded(network)
-        by_hand, in_rows = [
-            _votes(rows, *parts)
-            for parts in (
-                (network.latent, network.head, *_prototypes(network)),
-                (fold.latent, fold.head, fold.class_latent, fold.pooled_latent),
-            )
-        ]
+        by_hand = _votes(network, rows)
+        z = None if fold.latent is None else fold.latent(rows).mean
+        in_rows = fold.classify(rows, z).mean(0)[:60].numpy()
     zero, none = est.adapt(TARGET), create_adapter("none")(network, feature)
     assert np.array_equal(zero.probabilities, in_rows)
     np.testing.assert_allclose(in_rows, by_hand, rtol=1e-5)
@@ -70,19 +66,15 @@ def test_promise_2_zero_steps_equal_no_adaptation(head):
     assert not np.array_equal(est.set_params(num_steps=4).adapt(TARGET).probabilities, in_rows)
 
 
-def _prototypes(network):
-    """The class latents of each source and of all together."""
-    if network.latent is None:
-        return None, None
-    pooled = network.centers.mean(0).expand_as(network.centers)
-    return network.posterior(network.centers).mean, network.posterior(pooled).mean
-
-
-def _votes(rows, latent, head, class_latent, pooled_latent) -> np.ndarray:
-    z = None if latent is None else latent(rows).mean
-    votes = head(rows, z, class_latent).softmax(-1)
-    if head.pooled:
-        votes = (votes + head(rows, z, pooled_latent).softmax(-1)) / 2
+def _votes(network, rows) -> np.ndarray:
+    """Each source's own prototypes and those of all together, then the discriminant with half of the say."""
+    z, own = None if network.latent is None else network.prior(rows).mean, network.posterior(network.centers)
+    votes = network.head(rows, z, None if own is None else own.mean).softmax(-1)
+    if network.head.pooled:
+        together = network.posterior(network.centers.mean(0).expand_as(network.centers)).mean
+        votes = (votes + network.head(rows, z, together).softmax(-1)) / 2
+        weight, bias = network.discriminant()
+        votes = (votes + (rows @ weight.T + bias).softmax(-1)) / 2
     return votes.mean(0)[:60].numpy()
 
 

@@ -259,8 +259,11 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         split = [held_out(label) for _, label in parts]
         trained = [(x[~held], y[~held]) for (x, y), held in zip(parts, split)]
         network = self._train(trained, shifted, checkpoint)
-        for source, ((x, _), held) in enumerate(zip(parts, split)):
-            network.fit_calibration(source, network.features(x[held] if held.any() else x))
+        unseen = [(x[held], y[held]) if held.any() else (x, y) for (x, y), held in zip(parts, split)]
+        for source, (x, _) in enumerate(unseen):
+            network.fit_calibration(source, network.features(x))
+        rows, label = (torch.cat(values) for values in zip(*unseen))
+        network.fit_sharpness(network.features(rows), label)
         network.requires_grad_(False)
         if self.sampler == "leap":
             feature = network.features(torch.cat([x for x, _ in trained]))

@@ -138,9 +138,11 @@ class Run(Stage):
         return distil(network, feature, step, settings.leap_steps, settings.max_iter, self.job.seed)
 
     def _calibrate(self, network: Network) -> None:
-        for source, (train, val) in enumerate(zip(self.task.train, self.task.val)):
-            rows = val if val.stop > val.start else train
-            network.fit_calibration(source, self.task.features(network, rows)[0])
+        rows = [val if val.stop > val.start else train for train, val in zip(self.task.train, self.task.val)]
+        parts = [self.task.features(network, part) for part in rows]
+        for source, (feature, _) in enumerate(parts):
+            network.fit_calibration(source, feature)
+        network.fit_sharpness(*(torch.cat(values) for values in zip(*parts)))
 
 
 def validate(

@@ -60,3 +60,25 @@ def test_a_state_brings_its_whitening_or_none():
     plain = Network(2, 2, 5)
     plain.fit_scale(x)
     assert "white" not in plain.state_dict()
+
+
+def test_the_discriminant_is_as_sure_as_its_samples_allow():
+    parts = sources()
+    network = Network(2, 2, 5, "pooled")
+    x, y = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+    network.fit_scale(x, spread(parts))
+    for source, (own, label) in enumerate(parts):
+        network.fit_centers(source, network.features(own), label)
+    network.fit_sharpness(network.features(x), y)
+    weight, bias = network.discriminant()
+    logits = network.features(x) @ weight.T + bias
+    assert (logits.argmax(1) == y).float().mean() > 0.95
+    losses = [torch.nn.functional.cross_entropy(logits * k, y) for k in (0.5, 1.0, 2.0)]
+    assert losses[1] < min(losses[0], losses[2])
+
+
+def test_without_whitening_there_is_no_discriminant():
+    network = Network(2, 2, 5, "pooled")
+    network.fit_sharpness(torch.randn(8, 5), torch.arange(8) % 2)
+    assert not network.discriminates
+    assert network.sharpness == 0

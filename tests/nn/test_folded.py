@@ -68,4 +68,9 @@ def test_both_classifiers_by_one_product():
     asked = [fold.head(x, None, latent).softmax(-1) for latent in (fold.class_latent, fold.pooled_latent)]
     torch.testing.assert_close(fold.classify(x, None), sum(asked) / 2)
     assert not torch.allclose(*asked)
+    network.white = network.unwhite = torch.eye(6)
+    network.sharpness.fill_(0.7)
+    fold, center = folded(network), network.centers.mean(0)
+    nearest = (-0.35 * torch.cdist(x, center.expand(2, -1, -1)).square()).softmax(-1)
+    torch.testing.assert_close(fold.classify(x, None), (sum(asked) / 2 + nearest) / 2)
     torch.testing.assert_close(fold.prior_mean(x[0]), network.prior(x[0]).mean)

@@ -43,7 +43,10 @@ class Folded:
         head: the classifier.
         class_latent: mean of q(z|d) of each source's class centres, (sources, classes, dim).
         pooled_latent: the same of the centres of all sources together, for a head that uses it.
-        both_latents: the two of them side by side, (sources, 2 classes, dim): one product serves both.
+        voters: the two of them side by side, and the discriminant where it votes, (sources, voters x classes,
+            dim): one product serves all.
+        voter_bias: (voters x classes,).
+        voter_share: (voters, 1), how much each counts.
         source_center: mean class centre of each source, (sources, dim).
         own_energy: quantiles of each source's energy of its own samples, (sources, levels).
         leap: one map per source to where its chain would end, where there is one.
@@ -55,17 +58,20 @@ class Folded:
     head: Head
     class_latent: Tensor | None
     pooled_latent: Tensor | None
-    both_latents: Tensor | None
+    voters: Tensor | None
+    voter_bias: Tensor | None
+    voter_share: Tensor | None
     source_center: Tensor
     own_energy: Tensor
     leap: LeapWeights | None = None
     graphs: dict[Hashable, Any] = field(default_factory=dict, compare=False)
 
     def classify(self, feature: Tensor, latent: Tensor | None) -> Tensor:
-        """Each source's answer, (sources, rows, classes); a pooled head asks both of its classifiers."""
-        if not self.head.pooled:
+        """Each source's answer, (sources, rows, classes); a pooled head asks all of its classifiers."""
+        if self.voter_share is None or self.voter_bias is None:
             return self.head(feature, latent, self.class_latent).softmax(-1)
-        return self.head(feature, latent, self.both_latents).unflatten(-1, (2, -1)).softmax(-1).mean(-2)
+        logits = self.head(feature, latent, self.voters) + self.voter_bias
+        return (logits.unflatten(-1, (len(self.voter_share), -1)).softmax(-1) * self.voter_share).sum(-2)
 
     def prior_mean(self, feature: Tensor) -> Tensor:
         """The mean of p(z|x), without its std: (batch, dim)."""
@@ -99,7 +105,7 @@ class _Kept:
                 for tensor in tensors.values():
                     if tensor is not None:
                         found += (tensor.data_ptr(), tensor._version)
-        for tensor in (network.centers, network.own_energy):
+        for tensor in (network.centers, network.own_energy, network.sharpness):
             found += (tensor.data_ptr(), tensor._version)
         return found
 
@@ -119,17 +125,31 @@ def _fold(network: Network) -> Folded:
     if network.head.pooled:
         pooled = network.posterior(network.centers.mean(0, keepdim=True).expand_as(network.centers))
     latents = [laid_out(gaussian.mean) for gaussian in (own, pooled) if gaussian is not None]
+    voters, bias, share = _voters(network, latents) if len(latents) > 1 else (None, None, None)
     return Folded(
         ChainWeights.of(network.energy.weights()),
         None if network.latent is None else _row_wise(network.latent),
         _row_wise(network.head),
         latents[0].mT if latents else None,
         latents[1].mT if len(latents) > 1 else None,
-        torch.cat(latents, -1).mT if len(latents) > 1 else None,
+        voters,
+        bias,
+        share,
         network.centers.mean(1),
         network.own_energy,
         None if network.leap is None else LeapWeights(*(w.detach() for w in network.leap.weights())),
     )
+
+
+def _voters(network: Network, latents: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, biases and shares of a pooled head's classifiers. The discriminant counts as much as both that
+    are learned: it is right in another way."""
+    bias, share = network.centers.new_zeros(2 * network.classes), [0.5, 0.5]
+    if network.discriminates:
+        weight, own = network.discriminant()
+        weight = laid_out(weight * network.dim**0.5).expand_as(latents[0])  # the head divides by the root
+        latents, bias, share = [*latents, weight], torch.cat([bias, own]), [0.25, 0.25, 0.5]
+    return torch.cat(latents, -1).mT, bias, network.centers.new_tensor(share).unsqueeze(-1)
 
 
 M = TypeVar("M", bound=nn.Module)

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from sourceward.functional import (
     LEVELS,
@@ -39,6 +40,7 @@ class Network(nn.Module):
     scale: Tensor
     centers: Tensor
     own_energy: Tensor
+    sharpness: Tensor
     latent: LatentNet | None
     leap: StackedLeap | None
     white: Tensor | None
@@ -67,6 +69,7 @@ class Network(nn.Module):
         self.register_buffer("unwhite", None)
         self.register_buffer("centers", torch.zeros(sources, classes, dim))
         self.register_buffer("own_energy", LEVELS.repeat(sources, 1))
+        self.register_buffer("sharpness", torch.zeros(()))
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise everything but the backbone: uniform in +-1/sqrt(inputs), as `nn.Linear`."""
@@ -131,6 +134,31 @@ class Network(nn.Module):
         bias = latent_bias(weights, None if prior is None else prior.mean)
         self.own_energy[source] = own_quantiles(energy(weights, rows, bias)[source])
 
+    @property
+    def discriminates(self) -> bool:
+        """Whether the class centres of whitened features vote, too: see `discriminant`."""
+        return self.head.pooled and self.white is not None
+
+    def discriminant(self) -> tuple[Tensor, Tensor]:
+        """Linear discriminant analysis in closed form: logits = x . weight_c + bias_c.
+
+        In whitened features the nearest class centre of all sources together is its answer.
+        """
+        center = self.centers.mean(0)
+        return self.sharpness * center, -0.5 * self.sharpness * center.square().sum(-1)
+
+    @torch.no_grad()
+    def fit_sharpness(self, feature: Tensor, label: Tensor) -> None:
+        """How sure the discriminant may be, from (batch, dim) samples of the sources and their classes."""
+        if not self.discriminates:
+            return
+        self.sharpness.fill_(1.0)
+        weight, bias = self.discriminant()
+        logits = feature @ weight.T + bias
+        tried = torch.logspace(-3, 1, 41).to(logits) / self.scale.square()
+        losses = [cross_entropy(logits * value, label) for value in tried]
+        self.sharpness.copy_(tried[torch.stack(losses).argmin()])
+
     def batch_centers(self, feature: Tensor, label: Tensor) -> Tensor:
         """Class centres of the current batch; the stored centre where a class is missing from it."""
         centers, count = class_centers(feature, label, self.classes)
@@ -144,6 +172,7 @@ class Network(nn.Module):
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         state.setdefault(f"{prefix}own_energy", self.own_energy)  # version 0.1 had no calibration
+        state.setdefault(f"{prefix}sharpness", self.sharpness)
         for name in ("white", "unwhite"):
             if prefix + name in state and getattr(self, name) is None:
                 setattr(self, name, torch.zeros(self.dim, self.dim).to(self.scale))
