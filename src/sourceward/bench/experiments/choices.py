@@ -46,6 +46,8 @@ WALKS: dict[str, dict[str, Any]] = {
 CLASS = "z of the best class"
 
 TRAINING: dict[str, dict[str, Any]] = {
+    "features as they come": {"whiten": False},
+    "KL weight 0.01, feature noise 0.5": {"kl": 0.01, "feature_noise": 0.5},
     "denoising score matching": {"objective": "dsm"},
     "denoising score matching alone": {"objective": "dsm", "guide": 0.0},
     "KL weight 0.03": {"kl": 0.03},
