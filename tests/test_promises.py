@@ -67,14 +67,15 @@ def test_promise_2_zero_steps_equal_no_adaptation(head):
 
 
 def _votes(network, rows) -> np.ndarray:
-    """Each source's own prototypes and those of all together, then the discriminant with half of the say."""
+    """Each source's own prototypes and those of all together, then the discriminant."""
     z, own = None if network.latent is None else network.prior(rows).mean, network.posterior(network.centers)
     votes = network.head(rows, z, None if own is None else own.mean).softmax(-1)
     if network.head.pooled:
         together = network.posterior(network.centers.mean(0).expand_as(network.centers)).mean
         votes = (votes + network.head(rows, z, together).softmax(-1)) / 2
         weight, bias = network.discriminant()
-        votes = (votes + (rows @ weight.T + bias).softmax(-1)) / 2
+        voices = int(network.voices)
+        votes = (2 * votes + voices * (rows @ weight.T + bias).softmax(-1)) / (2 + voices)
     return votes.mean(0)[:60].numpy()
 
 

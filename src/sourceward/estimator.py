@@ -263,7 +263,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         for source, (x, _) in enumerate(unseen):
             network.fit_calibration(source, network.features(x))
         rows, label = (torch.cat(values) for values in zip(*unseen))
-        network.fit_sharpness(network.features(rows), label)
+        network.fit_discriminant(network.features(rows), label)
         network.requires_grad_(False)
         if self.sampler == "leap":
             feature = network.features(torch.cat([x for x, _ in trained]))

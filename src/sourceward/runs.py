@@ -142,7 +142,7 @@ class Run(Stage):
         parts = [self.task.features(network, part) for part in rows]
         for source, (feature, _) in enumerate(parts):
             network.fit_calibration(source, feature)
-        network.fit_sharpness(*(torch.cat(values) for values in zip(*parts)))
+        network.fit_discriminant(*(torch.cat(values) for values in zip(*parts)))
 
 
 def validate(

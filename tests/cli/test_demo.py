@@ -36,7 +36,7 @@ def test_json_is_all_there_is_on_standard_output_and_is_what_was_written(written
 def test_results_hold_what_a_reader_needs_to_repeat_them(written):
     results = json.loads(written[1].stdout)
     assert {"command", "seed", "settings", "seconds", "versions", "headline", "verdicts"} < set(results)
-    assert set(results["versions"]) == {"python", "torch", "numpy", "sourceward", "scikit-learn", "machine"}
+    assert {"python", "torch", "numpy", "sourceward", "scikit-learn", "machine"} <= set(results["versions"])
     assert list(results["targets"]) == ["0", "90"]
     for target in results["targets"].values():
         assert list(target["per_source"]) == ["15", "30", "45", "60", "75"]

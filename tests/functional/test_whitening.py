@@ -69,7 +69,7 @@ def test_the_discriminant_is_as_sure_as_its_samples_allow():
     network.fit_scale(x, spread(parts))
     for source, (own, label) in enumerate(parts):
         network.fit_centers(source, network.features(own), label)
-    network.fit_sharpness(network.features(x), y)
+    network.fit_discriminant(network.features(x), y)
     weight, bias = network.discriminant()
     logits = network.features(x) @ weight.T + bias
     assert (logits.argmax(1) == y).float().mean() > 0.95
@@ -79,6 +79,6 @@ def test_the_discriminant_is_as_sure_as_its_samples_allow():
 
 def test_without_whitening_there_is_no_discriminant():
     network = Network(2, 2, 5, "pooled")
-    network.fit_sharpness(torch.randn(8, 5), torch.arange(8) % 2)
-    assert not network.discriminates
+    network.fit_discriminant(torch.randn(8, 5), torch.arange(8) % 2)
+    assert network.voices == 0
     assert network.sharpness == 0

@@ -16,7 +16,7 @@ from sourceward.nn.heads import LinearHead, PrototypeHead
 
 
 def voter_logits(network: Network, feature: Tensor) -> Tensor:
-    """(batch, dim) to (voters, sources, batch, classes); a pooled head has two voters, or four."""
+    """(batch, dim) to (voters, sources, batch, classes); a pooled head has two voters or more."""
     start = feature.expand(network.sources, *feature.shape)
     prior, own = network.prior(start), network.posterior(network.centers)
     latent = None if prior is None else prior.mean
@@ -24,9 +24,9 @@ def voter_logits(network: Network, feature: Tensor) -> Tensor:
     if network.head.pooled:
         pooled = network.posterior(network.centers.mean(0).expand_as(network.centers))
         logits.append(network.head(start, latent, None if pooled is None else pooled.mean))
-    if network.discriminates:
+    if voices := int(network.voices):
         weight, bias = network.discriminant()
-        logits += [start @ weight.T + bias] * 2  # it counts as much as both of the others
+        logits += [start @ weight.T + bias] * voices
     return torch.stack(logits)
 
 
@@ -64,6 +64,5 @@ def class_weights(network: Network) -> Tensor:
     pooled = network.posterior(network.centers.mean(0))
     assert pooled is not None
     weights = (weights + pooled.mean) / 2
-    if not network.discriminates:
-        return weights
-    return (weights + network.discriminant()[0] * math.sqrt(network.dim)) / 2
+    voices = int(network.voices)
+    return (2 * weights + voices * network.discriminant()[0] * math.sqrt(network.dim)) / (2 + voices)

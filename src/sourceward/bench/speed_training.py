@@ -88,7 +88,9 @@ def _reference(network: Network, feature: Tensor, steps: int) -> Tensor:
         own, pooled = network.centers, network.centers.mean(0).expand_as(network.centers)
         latents = [network.latent(centers).mean for centers in (own, pooled)]
         votes = [network.head(ends, None, latent).softmax(-1) for latent in latents]
-        return ((votes[0] + votes[1]) / 2).mean(0)
+        weight, bias = network.discriminant()
+        votes += [(ends @ weight.T + bias).softmax(-1)] * int(network.voices)
+        return torch.stack(votes).mean((0, 1))
 
 
 def feature_training(device: torch.device, plan: "Plan") -> dict[str, Any]:

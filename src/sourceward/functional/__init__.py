@@ -1,7 +1,7 @@
 """Pure maths on tensors. Nothing here holds a parameter or a state."""
 
 from sourceward.functional.aggregation import AGGREGATIONS, cosine_to_sources
-from sourceward.functional.calibration import LEVELS, own_quantiles, quantile, surprise
+from sourceward.functional.calibration import LEVELS, mixing_share, own_quantiles, quantile, surprise
 from sourceward.functional.centers import class_centers
 from sourceward.functional.chain import ChainWeights
 from sourceward.functional.energy import (
@@ -52,6 +52,7 @@ __all__ = [
     "keyed_uniform",
     "kl_divergence",
     "latent_bias",
+    "mixing_share",
     "negative_log_likelihood",
     "oracle_latent",
     "oracle_source",

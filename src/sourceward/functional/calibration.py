@@ -41,3 +41,23 @@ def quantile(quantiles: Tensor, level: float) -> Tensor:
     place = level * (len(LEVELS) - 1)
     low = min(int(place), len(LEVELS) - 2)
     return torch.lerp(quantiles[:, low], quantiles[:, low + 1], place - low).unsqueeze(1)
+
+
+def mixing_share(first: Tensor, second: Tensor, label: Tensor, rounds: int = 100) -> float:
+    """The share of `second` in the mixture of two answers that makes the labels likeliest.
+
+    Args:
+        first, second: (batch, classes) probabilities.
+        label: (batch,).
+        rounds: of expectation maximisation.
+
+    >>> a, b = torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([[0.2, 0.8], [0.2, 0.8]])
+    >>> round(mixing_share(a, b, torch.tensor([1, 1])), 2), round(mixing_share(a, b, torch.tensor([0, 0])), 2)
+    (1.0, 0.0)
+    """
+    rows = torch.arange(len(label), device=label.device)
+    one, two = (p[rows, label].double().clamp_min(1e-12) for p in (first, second))
+    share = torch.full_like(one[:1], 0.5)
+    for _ in range(rounds):
+        share = (share * two / (share * two + (1 - share) * one)).mean(0, keepdim=True)
+    return share.item()

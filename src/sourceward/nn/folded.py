@@ -105,7 +105,7 @@ class _Kept:
                 for tensor in tensors.values():
                     if tensor is not None:
                         found += (tensor.data_ptr(), tensor._version)
-        for tensor in (network.centers, network.own_energy, network.sharpness):
+        for tensor in (network.centers, network.own_energy, network.sharpness, network.voices):
             found += (tensor.data_ptr(), tensor._version)
         return found
 
@@ -142,14 +142,14 @@ def _fold(network: Network) -> Folded:
 
 
 def _voters(network: Network, latents: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights, biases and shares of a pooled head's classifiers. The discriminant counts as much as both that
-    are learned: it is right in another way."""
-    bias, share = network.centers.new_zeros(2 * network.classes), [0.5, 0.5]
-    if network.discriminates:
+    """Weights, biases and shares of a pooled head's classifiers, the discriminant among them."""
+    bias, voices = network.centers.new_zeros(2 * network.classes), [1, 1]
+    if network.voices:
         weight, own = network.discriminant()
         weight = laid_out(weight * network.dim**0.5).expand_as(latents[0])  # the head divides by the root
-        latents, bias, share = [*latents, weight], torch.cat([bias, own]), [0.25, 0.25, 0.5]
-    return torch.cat(latents, -1).mT, bias, network.centers.new_tensor(share).unsqueeze(-1)
+        latents, bias, voices = [*latents, weight], torch.cat([bias, own]), [1, 1, int(network.voices)]
+    share = network.centers.new_tensor(voices).unsqueeze(-1) / sum(voices)
+    return torch.cat(latents, -1).mT, bias, share
 
 
 M = TypeVar("M", bound=nn.Module)

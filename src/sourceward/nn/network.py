@@ -12,6 +12,7 @@ from sourceward.functional import (
     class_centers,
     energy,
     latent_bias,
+    mixing_share,
     own_quantiles,
     whitening,
 )
@@ -23,6 +24,10 @@ from sourceward.nn.leap import StackedLeap
 
 CALIBRATION_ROWS = 4096
 """As many samples tell a distribution."""
+
+
+MAJORITY = 0.75
+"""A clear one."""
 
 
 class Network(nn.Module):
@@ -41,6 +46,7 @@ class Network(nn.Module):
     centers: Tensor
     own_energy: Tensor
     sharpness: Tensor
+    voices: Tensor
     latent: LatentNet | None
     leap: StackedLeap | None
     white: Tensor | None
@@ -70,6 +76,7 @@ class Network(nn.Module):
         self.register_buffer("centers", torch.zeros(sources, classes, dim))
         self.register_buffer("own_energy", LEVELS.repeat(sources, 1))
         self.register_buffer("sharpness", torch.zeros(()))
+        self.register_buffer("voices", torch.zeros((), dtype=torch.long))
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise everything but the backbone: uniform in +-1/sqrt(inputs), as `nn.Linear`."""
@@ -134,11 +141,6 @@ class Network(nn.Module):
         bias = latent_bias(weights, None if prior is None else prior.mean)
         self.own_energy[source] = own_quantiles(energy(weights, rows, bias)[source])
 
-    @property
-    def discriminates(self) -> bool:
-        """Whether the class centres of whitened features vote, too: see `discriminant`."""
-        return self.head.pooled and self.white is not None
-
     def discriminant(self) -> tuple[Tensor, Tensor]:
         """Linear discriminant analysis in closed form: logits = x . weight_c + bias_c.
 
@@ -148,9 +150,20 @@ class Network(nn.Module):
         return self.sharpness * center, -0.5 * self.sharpness * center.square().sum(-1)
 
     @torch.no_grad()
-    def fit_sharpness(self, feature: Tensor, label: Tensor) -> None:
-        """How sure the discriminant may be, from (batch, dim) samples of the sources and their classes."""
-        if not self.discriminates:
+    def fit_discriminant(self, feature: Tensor, label: Tensor) -> None:
+        """How sure the discriminant may be, and whether it votes at all, with as many voices as the two
+        classifiers of a pooled head together.
+
+        It does where it explains unseen samples clearly better than what is learned: its share in the
+        likeliest mixture is more than `MAJORITY`. Features of a backbone that was trained on the sources hardly
+        spread any more, and it is wrong about those of a new domain.
+
+        Args:
+            feature: (batch, dim), samples of the sources that nothing was trained on.
+            label: (batch,), their classes.
+        """
+        self.voices.zero_()
+        if not self.head.pooled or self.white is None:
             return
         self.sharpness.fill_(1.0)
         weight, bias = self.discriminant()
@@ -158,6 +171,19 @@ class Network(nn.Module):
         tried = torch.logspace(-3, 1, 41).to(logits) / self.scale.square()
         losses = [cross_entropy(logits * value, label) for value in tried]
         self.sharpness.copy_(tried[torch.stack(losses).argmin()])
+        share = mixing_share(self._learned(feature), (logits * self.sharpness).softmax(-1), label)
+        self.voices.fill_(2 if share > MAJORITY else 0)
+
+    def _learned(self, feature: Tensor) -> Tensor:
+        """What the two classifiers of a pooled head answer, over all sources: (batch, classes)."""
+        rows, together = feature.expand(self.sources, -1, -1), self.centers.mean(0).expand_as(self.centers)
+        votes = []
+        for centers in (self.centers, together):
+            prior, posterior = self.prior(rows), self.posterior(centers)
+            assert prior is not None
+            assert posterior is not None
+            votes.append(self.head(rows, prior.mean, posterior.mean).softmax(-1).mean(0))
+        return (votes[0] + votes[1]) / 2
 
     def batch_centers(self, feature: Tensor, label: Tensor) -> Tensor:
         """Class centres of the current batch; the stored centre where a class is missing from it."""
@@ -173,6 +199,7 @@ class Network(nn.Module):
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         state.setdefault(f"{prefix}own_energy", self.own_energy)  # version 0.1 had no calibration
         state.setdefault(f"{prefix}sharpness", self.sharpness)
+        state.setdefault(f"{prefix}voices", self.voices)
         for name in ("white", "unwhite"):
             if prefix + name in state and getattr(self, name) is None:
                 setattr(self, name, torch.zeros(self.dim, self.dim).to(self.scale))
