@@ -44,7 +44,7 @@ ESTIMATOR = {
     "kl": 0.01,
     "feature_noise": 0.5,
 }
-"""As `demo_selection` compared them. Features as they come leave the most to the walk, which is shown here."""
+"""As `demo_selection` compared them. Features as they come leave most to the walk, which is shown here."""
 CURVE = (0, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2)
 """Where the curves are measured, in units of the steps in use: twice as far, to show what comes after."""
 

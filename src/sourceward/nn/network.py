@@ -155,8 +155,8 @@ class Network(nn.Module):
         classifiers of a pooled head together.
 
         It does where it explains unseen samples clearly better than what is learned: its share in the
-        likeliest mixture is more than `MAJORITY`. Features of a backbone that was trained on the sources hardly
-        spread any more, and it is wrong about those of a new domain.
+        likeliest mixture is more than `MAJORITY`. Features of a backbone that was trained on the sources
+        hardly spread any more, and it is wrong about those of a new domain.
 
         Args:
             feature: (batch, dim), samples of the sources that nothing was trained on.
