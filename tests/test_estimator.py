@@ -281,3 +281,10 @@ def test_a_head_that_is_set_after_fitting_does_not_spoil_the_file(tmp_path):
     est.save(tmp_path / "est.safetensors")
     loaded = EnergyAdapter.load(tmp_path / "est.safetensors")
     assert np.array_equal(loaded.predict_proba(X), est.predict_proba(X))
+
+
+def test_a_checkpoint_of_whitened_features_does_not_serve_others(tmp_path):
+    file = tmp_path / "fit.safetensors"
+    quick(checkpoint=file, whiten=True).fit(X, Y, SOURCE)
+    with pytest.raises(InputError):
+        quick(checkpoint=file, whiten=False).fit(X, Y, SOURCE)

@@ -360,6 +360,8 @@ def test_full_disk_is_one_sentence_and_leaves_no_model(tmp_path, monkeypatch):
         ({"settings": {"finetune.method": "emr"}}, "Did you mean 'erm'"),
         ({"settings": {"finetune.max_iter": 0}}, "`max_iter` to be 1 or more"),
         ({"settings": {"finetune.average": 1.5}}, "`average` to be in"),
+        ({"settings": {"heads_device": "moon"}}, "moon"),
+        ({"settings": {"heads_device": "cpu", "recipe": "joint"}}, "`heads_device` belongs to"),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for CUDA where there is none")

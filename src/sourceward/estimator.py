@@ -324,7 +324,9 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         settings = self._train_settings()
         fingerprint = ""
         if checkpoint is not None:
-            fingerprint = fingerprint_of(parts, shifted, (self.head, device, loop, settings, self._seed))
+            fingerprint = fingerprint_of(
+                parts, shifted, (self.head, self.whiten, device, loop, settings, self._seed)
+            )
         with progress_bar(self.max_iter, "fitting", self.verbose) as advance:
             return train(
                 network,

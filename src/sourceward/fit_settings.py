@@ -14,6 +14,7 @@ from sourceward.estimator import EnergyAdapter
 from sourceward.finetune import FineTuneSettings
 from sourceward.functional import Coefficients
 from sourceward.nn.heads import HEADS
+from sourceward.parallel import choose_device
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
 from sourceward.tuning import LENGTHS
@@ -134,6 +135,8 @@ class FitSettings:
         self.adapt().check()
         self.loop(), self.train()
         HEADS[self.head]
+        if self.heads_device is not None:
+            choose_device(self.heads_device)
         if self.shifts not in SHIFTS:
             raise InputError(f"Expected `shifts` to be 'corruptions' or 'noise', but got {self.shifts!r}.")
         if self.recipe not in RECIPES:
@@ -239,6 +242,8 @@ def settings_for(trains_backbone: bool, *layers: Mapping[str, Any] | None) -> Fi
         settings = settings.changed(layer or {})
     if trains_backbone and recipe == "two-stage":
         settings.refuse_unused()
+    elif settings.heads_device is not None:
+        raise InputError("`heads_device` belongs to the recipe 'two-stage': leave it out, use --device.")
     return settings
 
 

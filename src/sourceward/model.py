@@ -158,7 +158,9 @@ class Model:
         if not num_steps:
             return self.settings.off()
         given = self.info.get("training", {}).get("settings", {})
-        votes = {name: given[name] for name in ("aggregation", "stop", "blend") if name in given}
+        votes = {
+            name: given[name] for name in ("aggregation", "stop", "blend", "top", "latent") if name in given
+        }
         return replace(self.settings, num_steps=num_steps, **votes)
 
     def explain(self, adapted: Adapted) -> list[Prediction]:

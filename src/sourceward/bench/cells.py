@@ -26,11 +26,20 @@ ROOMS = (
     "functional",
     "samplers",
     "nn",
+    "_sources.py",
     "negatives.py",
+    "latents.py",
     "algorithm.py",
+    "votes.py",
+    "distil.py",
     "settings.py",
+    "learner.py",
     "train.py",
+    "tuning.py",
     "estimator.py",
+    "adapters/base.py",
+    "adapters/peer.py",
+    "adapters/classifier.py",
 )
 """Code that a cell's numbers depend on, whatever the adapter."""
 CONTROL_CODE: dict[str, Any] = {LINEAR: linear_control, SINGLE: SingleSample}

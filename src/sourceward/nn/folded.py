@@ -105,8 +105,9 @@ class _Kept:
                 for tensor in tensors.values():
                     if tensor is not None:
                         found += (tensor.data_ptr(), tensor._version)
-        for tensor in (network.centers, network.own_energy, network.sharpness, network.voices):
-            found += (tensor.data_ptr(), tensor._version)
+        for tensor in network._buffers.values():
+            if tensor is not None:
+                found += (tensor.data_ptr(), tensor._version)
         return found
 
     def __deepcopy__(self, memo: object) -> None:
