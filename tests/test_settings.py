@@ -54,3 +54,9 @@ def test_settings_are_plain_frozen_values(kind):
     assert dataclasses.replace(settings) == settings
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.max_iter = 3
+
+
+def test_learned_votes_are_not_cut_short():
+    AdaptSettings(aggregation="learned").check()
+    with pytest.raises(InputError, match="leave `top` out"):
+        AdaptSettings(aggregation="learned", top=1).check()

@@ -167,6 +167,10 @@ class AdaptSettings:
             raise InputError(
                 f"Accept rule 'metropolis' needs the sampler 'textbook', but got {self.sampler!r}."
             )
+        if self.aggregation == "learned" and self.top is not None:
+            raise InputError(
+                "Learned votes are learned of all sources: leave `top` out, or vote by 'energy'."
+            )
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ from sourceward.nn.leap import StackedLeap
 CALIBRATION_ROWS = 4096
 """As many samples tell a distribution."""
 
-
 MAJORITY = 0.75
-"""A clear one."""
+"""The discriminant votes where its share in the likeliest mixture with what is learned is larger."""
 
 
 class Network(nn.Module):
