@@ -150,19 +150,25 @@ def test_killed_in_the_second_stage_the_first_is_not_trained_again(tiny_run, tmp
     assert weights_of(tmp_path / "run") == weights_of(tiny_run)
 
 
-@pytest.mark.parametrize(("select", "chosen"), [("best", 6), ("last", 12)])
-def test_the_best_or_the_last_backbone_is_handed_on(select, chosen, tmp_path, monkeypatch):
-    scores = iter([0.9, 0.1])
+@pytest.mark.parametrize(("select", "chosen"), [("best", 3), ("late", 9), ("last", 12)])
+def test_the_best_the_latest_as_good_or_the_last_backbone_is_handed_on(select, chosen, tmp_path, monkeypatch):
+    looks = {3: 0.9, 6: 0.5, 9: 0.88, 12: 0.1}
 
     def validate(self, network):
-        self.last_scores = {"accuracy": next(scores), "iteration": self.learner.iteration}
-        return dict(self.last_scores)
+        accuracy = looks[self.learner.iteration]
+        each = {"accuracy": accuracy, "samples": 100}  # a standard error of 0.021
+        return {"accuracy": accuracy, "per_source": {"a": each, "b": each}}
 
     monkeypatch.setattr("sourceward.two_stage.FineTuning.scores", validate)
-    model = fit_tiny(tiny_images(), tmp_path / "run", settings={"finetune.select": select})
+    settings = {"finetune.select": select, "finetune.evaluate_every": 3}
+    with monkeypatch.context() as patch:
+        kill_at(patch, 8, FineTuner)  # the rule goes on where it stopped
+        with pytest.raises(KeyboardInterrupt):
+            fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
+    model = fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
     assert model.info["metrics"]["finetune"]["iteration"] == chosen
-    assert (tmp_path / "run/finetuned-last.safetensors").exists() == (select == "best")
-    if select == "best":
+    assert (tmp_path / "run/finetuned-last.safetensors").exists() == (select != "last")
+    if select != "last":
         last = load_file(tmp_path / "run/finetuned-last.safetensors")
         ours = load_file(tmp_path / "run/model.safetensors")
         name = next(name for name in last if name.endswith("0.weight"))

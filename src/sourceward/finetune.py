@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sourceward._registry import Registry
-from sourceward.errors import InputError, TrainingError
+from sourceward.errors import InputError, TrainingError, unknown_name
 from sourceward.learner import CHECK_EVERY, Learner
 from sourceward.parallel import ALONE, Processes
+from sourceward.selection import SELECT
 from sourceward.settings import LoopSettings
 from sourceward.train import Feed
-
-SELECT = ("best", "last")
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,9 @@ class FineTuneSettings:
         checkpoint_every: iterations between checkpoints.
         method: a name in `FINETUNE_METHODS`.
         label_smoothing: share of each label that is spread over all classes.
-        select: hand on the `best` weights on source validation, or the `last`.
+        select: which weights are handed on: the `best` on source validation; the `late`st that are within
+            one standard error of the best, for an `average` of 1, whose iterates source validation tells
+            apart by luck alone; or the `last`.
         compile: let torch.compile fuse what lies between convolutions, on CUDA; pays for long trainings.
     """
 
@@ -70,7 +71,7 @@ class FineTuneSettings:
         self.loop()
         FINETUNE_METHODS[self.method]
         if self.select not in SELECT:
-            raise InputError(f"Expected `finetune.select` to be 'best' or 'last', but got {self.select!r}.")
+            raise unknown_name("finetune.select", self.select, SELECT)
         if not 0 <= self.label_smoothing < 1:
             raise InputError(
                 f"Expected `finetune.label_smoothing` to be in [0, 1), but got {self.label_smoothing}."

@@ -1,6 +1,5 @@
 """One training of a run: the loop, the looks at source validation, and what survives a kill."""
 
-import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from sourceward.learner import CHECK_EVERY, Learner
 from sourceward.parallel import Processes
 from sourceward.progress import Advance, progress_bar
 from sourceward.run_folder import RunFolder
+from sourceward.selection import takes_over
 from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import Feed
 
@@ -41,8 +41,8 @@ class Stage:
     """
 
     name = "training"
-    select_on = "accuracy"
-    """The score that decides which weights are the best."""
+    select, select_on = "best", "accuracy"
+    """The rule by which weights are kept, and the score that it looks at; see `selection`."""
     learner: Learner
 
     def __init__(self, job: Job, settings: Any) -> None:
@@ -110,11 +110,11 @@ class Stage:
         self._record({"loss": parts, "per_second": round(speed, 1)})
 
     def _validate(self) -> None:
-        """Look at source validation; the best is kept, of equals the later."""
+        """Look at source validation, and keep what the rule wants kept."""
         network = self.learner.current.eval()
         scores = self.scores(network)
         scores["iteration"] = self.learner.iteration
-        if scores[self.select_on] >= self.best_scores.get(self.select_on, -math.inf):
+        if takes_over(scores, self.best_scores, self.select, self.select_on):
             self.best_scores = scores
             self.best = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
         self.learner.network.train()

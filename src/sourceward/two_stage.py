@@ -42,6 +42,7 @@ class FineTuning(Stage):
     def __init__(self, prepared: "Prepared", backbone: Backbone, job: Job) -> None:
         settings = job.settings.finetune
         super().__init__(job, settings)
+        self.select = settings.select
         self.prepared, device = prepared, prepared.labels.device
         classes = len(prepared.dataset.classes)
         network = Classifier(backbone, backbone.dim, self.sources(), classes, settings)
@@ -64,14 +65,10 @@ class FineTuning(Stage):
         resumed = self.learner.iteration
         self.train()
         cost = meter.read() | {"images_per_second": self.speed.steady(), "resumed_at": resumed}
-        scores = self.best_scores
-        if scores["iteration"] != self.learner.iteration:
-            if self.settings.select == "best":
-                self._keep_last(network)
-                network.load_state_dict(self.best)
-            else:
-                scores = self.last_scores
-        told = {"scores": scores | {"last_iteration": self.learner.iteration}, "cost": cost}
+        if self.best_scores["iteration"] != self.learner.iteration:
+            self._keep_last(network)
+            network.load_state_dict(self.best)
+        told = {"scores": self.best_scores | {"last_iteration": self.learner.iteration}, "cost": cost}
         if self.processes.is_main:
             save_tensors(self.folder.finetuned, network.state_dict(), told)
             self.folder.checkpoint.unlink(missing_ok=True)
@@ -110,8 +107,7 @@ class FineTuning(Stage):
                 right = (answer == self.prepared.labels[rows]).float().mean()
                 per_source[name] = {"accuracy": right.item(), "samples": len(answer)}
         mean = float(np.mean([scores["accuracy"] for scores in per_source.values()]))
-        self.last_scores = {"accuracy": mean, "per_source": per_source, "iteration": self.learner.iteration}
-        return dict(self.last_scores)
+        return {"accuracy": mean, "per_source": per_source}
 
 
 Pretend = Callable[[EnergyAdapter], tuple[AdaptSettings, Promise]]
