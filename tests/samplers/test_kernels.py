@@ -37,7 +37,7 @@ for dim, hidden, noise_std, accept, stop, record in [
     theirs = ends(fused.fused_langevin, fused.keyed_normals)
     assert kernels.fits(weights, start)
     assert 0 < theirs.steps.float().mean()
-    for tiles in ({}, {128: resident.Tiles(64, 32, 4, 2)}):
+    for tiles in ({}, {128: resident.Tiles(32, 4, 2)}):
         resident.TILES = tiles
         assert resident.fits(weights, record) == (bool(tiles) and record is not True)
         ours = ends(kernels.kernel_langevin, kernels.KeyedNormals)

@@ -1,8 +1,10 @@
 """The fused Langevin chain as one Triton kernel for all steps, for CUDA and features that are not too wide.
 
-A program keeps 16 samples of one source from the first step to the last; weights stream past it from the L2
-cache, and what it writes down between two products stays there, too. No step waits for a launch or for other
-programs. A wide matrix is better shared by many programs: see `kernels`, which also says what is rounded.
+A program keeps 16 samples of one source from the first step to the last, x in registers; weights stream past
+it from the L2 cache. A step is three loops over pieces of the hidden layer: the energy of the origin; its
+gradient, by way of dE/da0 that is never written down; the proposal and its energy. Only proposals are
+written: each row has two places for its a0, and to accept is to turn to the other. So threads meet once a
+step. A wide matrix is better shared by many programs: see `kernels`, which also says what is rounded.
 """
 
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sourceward.functional.chain import ChainWeights
+from sourceward.functional.rows import matmul
 from sourceward.samplers.base import StepSettings
 from sourceward.samplers.fused import Normals
 from sourceward.samplers.kernel_noise import KeyedNormals
@@ -26,16 +29,14 @@ NOISE_ROWS = 4096
 class Tiles(NamedTuple):
     """How the work of one program is cut."""
 
-    columns: int
-    """Of a product, computed together."""
-    inner: int
-    """Length of the pieces of a sum."""
+    piece: int
+    """Of the hidden layer, computed together."""
     warps: int
     stages: int
-    """Pieces on their way at once."""
+    """Pieces on their way at once; each holds about piece x (width + narrow) x 2 bytes of shared memory."""
 
 
-TILES = {256: Tiles(256, 64, 8, 3), 512: Tiles(256, 64, 8, 3)}
+TILES = {256: Tiles(64, 8, 3), 512: Tiles(32, 8, 3)}
 """By the greatest width of feature and hidden layer. What is wider goes to `kernels`."""
 
 
@@ -55,20 +56,44 @@ def _value(a1, top, top_bias):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _piece(here, above, k, HIDDEN: tl.constexpr, NOISY: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Columns k of a0, lifted by noise."""
+    a0 = _load(here + k[None, :], k[None, :] < HIDDEN, WHOLE)
+    if NOISY:
+        a0 += _load(above + k[None, :], k[None, :] < HIDDEN, WHOLE).to(tl.float32)
+    return a0
+
+
+@triton.jit
+def _second(  # type: ignore[no-untyped-def]
+    here, above, narrow_up, bias, HIDDEN: tl.constexpr, NARROW: tl.constexpr, NOISY: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """a1 where the first layer gives what lies `here`, lifted by what lies `above`."""
+    r, a1 = tl.arange(0, NARROW), tl.zeros((BM, NARROW), dtype=tl.float32)
+    for first in tl.range(0, HIDDEN, BK, num_stages=STAGES):
+        k = first + tl.arange(0, BK)
+        a0 = _piece(here, above, k, HIDDEN, NOISY, HIDDEN % BK == 0)
+        w = _load(narrow_up + k[:, None] * NARROW + r[None, :], k[:, None] < HIDDEN, HIDDEN % BK == 0)
+        a1 = tl.dot(_swish(a0).to(w.dtype), w, a1)
+    return a1 + bias[None, :]
+
+
+@triton.jit
 def _walk(  # type: ignore[no-untyped-def]
-    x, a, proposal, origin, back, move, jitter, jitter_step, jitter_source, lift, origins, energy, before,
-    taken, stop, up, down, narrow_up, narrow_down, narrow_bias, out, out_bias, steps, rows, clip, scale,
+    start, start_source, x, state, jitter, jitter_step, jitter_source, lift, origins, energy, before, taken,
+    stop, up, down, narrow_up, narrow_down, narrow_bias, out, out_bias, steps, rows, clip, scale,
     DIM: tl.constexpr, HIDDEN: tl.constexpr, NARROW: tl.constexpr, FIRST: tl.constexpr,
     ALWAYS: tl.constexpr, STOP: tl.constexpr, NOISY: tl.constexpr, ORIGINS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """All steps of a tile of samples. Threads meet between phases: each reads what others wrote."""
+    """All steps of a tile of samples."""
     source, sources = tl.program_id(1), tl.num_programs(1)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    r = tl.arange(0, NARROW)
+    m, d, r = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, NARROW)
     at = source * rows + m
-    WHOLE_H: tl.constexpr = HIDDEN % BN == 0 and HIDDEN % BK == 0
-    WHOLE_D: tl.constexpr = DIM % BN == 0 and DIM % BK == 0
+    row, inside = m[:, None] * DIM + d[None, :], d[None, :] < DIM
+    WHOLE_H: tl.constexpr = HIDDEN % BK == 0
+    WHOLE_D: tl.constexpr = DIM == BD
     up += source * DIM * HIDDEN
     down += source * HIDDEN * DIM
     narrow_up += source * HIDDEN * NARROW
@@ -78,111 +103,68 @@ def _walk(  # type: ignore[no-untyped-def]
     top_bias = tl.load(out_bias + source)
     if STOP:
         limit = tl.load(stop + at)
-
+    places = state + at[:, None] * HIDDEN
+    other = sources * rows * HIDDEN
+    point = _load(start + source * start_source + row, inside, WHOLE_D)
     if FIRST:
-        a1 = tl.zeros((BM, NARROW), dtype=tl.float32)
-        for start in tl.range(0, HIDDEN, BK, num_stages=STAGES):
-            k = start + tl.arange(0, BK)
-            a0 = _load(a + at[:, None] * HIDDEN + k[None, :], k[None, :] < HIDDEN, WHOLE_H)
-            w = _load(narrow_up + k[:, None] * NARROW + r[None, :], k[:, None] < HIDDEN, WHOLE_H)
-            a1 = tl.dot(_swish(a0).to(w.dtype), w, a1)
-        old = _value(a1 + bias[None, :], top, top_bias)
+        a1 = _second(places, places, narrow_up, bias, HIDDEN, NARROW, False, BM, BK, STAGES)
+        old = _value(a1, top, top_bias)
         tl.store(before + at, old)
         count = tl.zeros((BM,), dtype=tl.int64)
     else:
         old = tl.load(energy + at)
         count = tl.load(taken + at)
-    accepted = old < -1.0  # nobody: energies are positive, and NaN is not less
 
     for step in range(steps):
-        # Where the last step ended; the origin of this one, and its energy.
-        a1 = tl.zeros((BM, NARROW), dtype=tl.float32)
-        for start in tl.range(0, HIDDEN, BK, num_stages=STAGES):
-            k = start + tl.arange(0, BK)
-            place, inside = at[:, None] * HIDDEN + k[None, :], k[None, :] < HIDDEN
-            here, there = _load(a + place, inside, WHOLE_H), _load(proposal + place, inside, WHOLE_H)
-            here = tl.where(accepted[:, None], there, here)  # before the first step nothing is accepted
-            tl.store(a + place, here, mask=inside)
-            if NOISY:
-                above = lift + (source * steps + step) * rows * HIDDEN + m[:, None] * HIDDEN + k[None, :]
-                here += _load(above, inside, WHOLE_H).to(tl.float32)
-            tl.store(origin + place, here, mask=inside)
-            w = _load(narrow_up + k[:, None] * NARROW + r[None, :], k[:, None] < HIDDEN, WHOLE_H)
-            a1 = tl.dot(_swish(here).to(w.dtype), w, a1)
-        a1 += bias[None, :]
-        s1 = tl.sigmoid(a1)
-        value = tl.sigmoid(tl.sum(a1 * s1 * top[None, :], axis=1) + top_bias)
+        turned = (count & 1).to(tl.int32)[:, None]  # each accepted step turned to the other place
+        here, there = places + turned * other, places + (1 - turned) * other
+        above = lift + ((source * steps + step) * rows + m[:, None]) * HIDDEN
+        # The energy at the origin, where noise has moved the sample, and its slope.
+        a1 = _second(here, above, narrow_up, bias, HIDDEN, NARROW, NOISY, BM, BK, STAGES)
+        value, s1 = _value(a1, top, top_bias), tl.sigmoid(a1)
         slope = (value * (1 - value))[:, None] * top[None, :] * (s1 * (1 + a1 * (1 - s1)))
-        tl.debug_barrier()
-        # dE/da0.
-        for start in tl.range(0, HIDDEN, BK, num_stages=STAGES):
-            k = start + tl.arange(0, BK)
-            place, inside = at[:, None] * HIDDEN + k[None, :], k[None, :] < HIDDEN
-            w = _load(narrow_down + r[:, None] * HIDDEN + k[None, :], inside, WHOLE_H)
-            a0 = _load(origin + place, inside, WHOLE_H)
-            s0 = tl.sigmoid(a0)
-            b = tl.dot(slope.to(w.dtype), w) * (s0 * (1 + a0 * (1 - s0)))
-            tl.store(back + place, b.to(back.dtype.element_ty), mask=inside)
-        tl.debug_barrier()
+        slope = slope.to(up.dtype.element_ty)
         # The move: dE/dx, clipped and scaled.
-        for first in range(0, DIM, BN):
-            n = first + tl.arange(0, BN)
-            total = tl.zeros((BM, BN), dtype=tl.float32)
-            for start in tl.range(0, HIDDEN, BK, num_stages=STAGES):
-                k = start + tl.arange(0, BK)
-                b = _load(back + at[:, None] * HIDDEN + k[None, :], k[None, :] < HIDDEN, WHOLE_H)
-                keep = (k[:, None] < HIDDEN) & (n[None, :] < DIM)
-                w = _load(down + k[:, None] * DIM + n[None, :], keep, WHOLE_H and WHOLE_D)
-                total = tl.dot(b, w, total)
-            total = tl.minimum(tl.maximum(total, -clip), clip) * scale
-            tl.store(move + at[:, None] * DIM + n[None, :], total, mask=n[None, :] < DIM)
-        tl.debug_barrier()
+        total = tl.zeros((BM, BD), dtype=tl.float32)
+        for first in tl.range(0, HIDDEN, BK, num_stages=STAGES):
+            k = first + tl.arange(0, BK)
+            w1 = _load(narrow_down + r[:, None] * HIDDEN + k[None, :], k[None, :] < HIDDEN, WHOLE_H)
+            keep = (k[:, None] < HIDDEN) & inside
+            w0 = _load(down + k[:, None] * DIM + d[None, :], keep, WHOLE_H and WHOLE_D)
+            a0 = _piece(here, above, k, HIDDEN, NOISY, WHOLE_H)
+            s0 = tl.sigmoid(a0)
+            back = tl.dot(slope, w1) * (s0 * (1 + a0 * (1 - s0)))
+            total = tl.dot(back.to(w0.dtype), w0, total)
+        move = tl.minimum(tl.maximum(total, -clip), clip) * scale
         # The proposal, and its energy.
-        a1 = tl.zeros((BM, NARROW), dtype=tl.float32)
-        for first in range(0, HIDDEN, BN):
-            n = first + tl.arange(0, BN)
-            place, inside = at[:, None] * HIDDEN + n[None, :], n[None, :] < HIDDEN
-            base, total = _load(origin + place, inside, WHOLE_H), tl.zeros((BM, BN), dtype=tl.float32)
-            for start in tl.range(0, DIM, BK, num_stages=STAGES):
-                k = start + tl.arange(0, BK)
-                d = _load(move + at[:, None] * DIM + k[None, :], k[None, :] < DIM, WHOLE_D)
-                keep = (k[:, None] < DIM) & (n[None, :] < HIDDEN)
-                w = _load(up + k[:, None] * HIDDEN + n[None, :], keep, WHOLE_H and WHOLE_D)
-                total = tl.dot(d.to(w.dtype), w, total)
-            total += base
-            tl.store(proposal + place, total, mask=inside)
-        tl.debug_barrier()
-        for start in tl.range(0, HIDDEN, BK, num_stages=STAGES):
-            k = start + tl.arange(0, BK)
-            a0 = _load(proposal + at[:, None] * HIDDEN + k[None, :], k[None, :] < HIDDEN, WHOLE_H)
-            w = _load(narrow_up + k[:, None] * NARROW + r[None, :], k[:, None] < HIDDEN, WHOLE_H)
-            a1 = tl.dot(_swish(a0).to(w.dtype), w, a1)
+        a1, rounded = tl.zeros((BM, NARROW), dtype=tl.float32), move.to(up.dtype.element_ty)
+        for first in tl.range(0, HIDDEN, BK, num_stages=STAGES):
+            k = first + tl.arange(0, BK)
+            keep = (d[:, None] < DIM) & (k[None, :] < HIDDEN)
+            w0 = _load(up + d[:, None] * HIDDEN + k[None, :], keep, WHOLE_H and WHOLE_D)
+            w1 = _load(narrow_up + k[:, None] * NARROW + r[None, :], k[:, None] < HIDDEN, WHOLE_H)
+            a0 = _piece(here, above, k, HIDDEN, NOISY, WHOLE_H) + tl.dot(rounded, w0)
+            tl.store(there + k[None, :], a0, mask=k[None, :] < HIDDEN)
+            a1 = tl.dot(_swish(a0).to(w1.dtype), w1, a1)
         new = _value(a1 + bias[None, :], top, top_bias)
         accepted = (new - new) == 0.0 if ALWAYS else new <= old
         if STOP:
             accepted = accepted & (old > limit)
         old = tl.where(accepted, new, old)
         count += accepted.to(tl.int64)
-        for start in range(0, DIM, BN):
-            k = start + tl.arange(0, BN)
-            place, inside = at[:, None] * DIM + k[None, :], k[None, :] < DIM
-            here = _load(x + place, inside, WHOLE_D)
-            there = here
-            if NOISY:
-                near = jitter + step * jitter_step + source * jitter_source + m[:, None] * DIM + k[None, :]
-                there += _load(near, inside, WHOLE_D)
-            if ORIGINS:
-                kept = origins + step * sources * rows * DIM + place
-                tl.store(kept, there, mask=inside)
-            there += _load(move + place, inside, WHOLE_D)
-            tl.store(x + place, tl.where(accepted[:, None], there, here), mask=inside)
+        moved = point
+        if NOISY:
+            near = jitter + step * jitter_step + source * jitter_source + row
+            moved += _load(near, inside, WHOLE_D)
+        if ORIGINS:
+            kept = origins + (step * sources + source) * rows * DIM + row
+            tl.store(kept, moved, mask=inside)
+        point = tl.where(accepted[:, None], moved + move, point)
+        tl.debug_barrier()  # the next step reads what other threads wrote `there`
 
+    tl.store(x + source * rows * DIM + row, point, mask=inside)
     tl.store(energy + at, old)
     tl.store(taken + at, count)
-    for start in range(0, HIDDEN, BN):  # for steps that another launch takes
-        k = start + tl.arange(0, BN)
-        place, inside = at[:, None] * HIDDEN + k[None, :], k[None, :] < HIDDEN
-        tl.store(a + place, _load(proposal + place, inside, WHOLE_H), mask=inside & accepted[:, None])
 
 
 def fits(weights: ChainWeights, record: Record) -> bool:
@@ -208,14 +190,14 @@ def resident_langevin(
     assert tiles is not None
     assert num_steps > 0
     sources, rows, dim = feature.shape
-    a, x = weights.first(feature, bias), feature.clone(memory_format=torch.contiguous_format)
-    hidden, narrow = a.shape[-1], weights.out.shape[-1]
-    energy, before = feature.new_empty(2, sources, rows)
+    hidden, narrow = weights.up.shape[-1], weights.out.shape[-1]
+    state = feature.new_empty(2, sources, rows, hidden)
+    matmul(feature, weights.up, bias, out=state[0])
+    start = feature if feature[0].is_contiguous() else feature.contiguous()
+    x, energy, before = feature.new_empty(feature.shape), *feature.new_empty(2, sources, rows)
     taken = torch.empty(sources, rows, dtype=torch.int64, device=feature.device)
     stop = None if stop_below is None else stop_below.to(energy.dtype).expand_as(energy).contiguous()
     origins = feature.new_empty(num_steps, *feature.shape) if record else None
-    proposal, origin, move = torch.empty_like(a), torch.empty_like(a), torch.empty_like(x)
-    back = torch.empty_like(a, dtype=half.up.dtype)
     together = max(1, NOISE_ROWS // rows)
     for first in range(0, num_steps, together):
         count = min(together, num_steps - first)
@@ -225,7 +207,7 @@ def resident_langevin(
             flat = rounded.transpose(0, 1).flatten(1, 2).expand(sources, -1, -1)
             lift = torch.bmm(flat, half.up)
         _walk[(rows // ROWS, sources)](
-            x, a, proposal, origin, back, move, jitter, jitter.stride(0),
+            start, start.stride(0), x, state, jitter, jitter.stride(0),
             jitter.stride(1) if jitter.shape[1] > 1 else 0, lift,
             x if origins is None else origins[first:], energy, before, taken,
             energy if stop is None else stop, half.up, half.down, half.narrow_up, half.narrow_down,
@@ -233,9 +215,10 @@ def resident_langevin(
             -settings.step_size,
             DIM=dim, HIDDEN=hidden, NARROW=narrow, FIRST=first == 0,
             ALWAYS=settings.accept == "always", STOP=stop is not None, NOISY=settings.noise_std != 0,
-            ORIGINS=origins is not None, BM=ROWS, BN=tiles.columns, BK=tiles.inner, STAGES=tiles.stages,
-            num_warps=tiles.warps,
+            ORIGINS=origins is not None, BM=ROWS, BD=max(triton.next_power_of_2(dim), ROWS), BK=tiles.piece,
+            STAGES=tiles.stages, num_warps=tiles.warps,
         )  # fmt: skip
+        start = x
     return Chain(x, before, energy, taken, None, None, origins)
 
 
