@@ -90,7 +90,7 @@ class FakeGraph:
 def fake(monkeypatch):
     monkeypatch.setattr(graphs, "Graph", FakeGraph)
     monkeypatch.setattr(FakeGraph, "pools", [])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
 
 def test_graphs_share_memory_and_are_few(fake, monkeypatch):

@@ -1,10 +1,15 @@
 """Recorded training: recording leaves no trace, and replays are the iterations that would have been."""
 
+from contextlib import contextmanager
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 
-from sourceward import graphs, train
+from sourceward import graphs, learner
 from sourceward.algorithm import Batch
+from sourceward.finetune import Classifier, FineTuner, FineTuneSettings
+from sourceward.nn.backbones import create_backbone
 from sourceward.settings import LoopSettings
 from sourceward.train import ResidentFeed, Trainer
 from tests.test_train import FEED, INPUTS, LABELS, SHORT, make_network
@@ -16,7 +21,7 @@ class Rehearsed(graphs.LossGraph):
     """As `LossGraph` does on CUDA, by calling the function."""
 
     def __init__(self, function, batch, generator, parameters, changed):
-        self.function, self.batch, self.parameters = function, graphs._each(torch.clone, batch), parameters
+        self.function, self.batch, self.parameters = function, graphs.each(torch.clone, batch), parameters
         with graphs.left_as_it_was(generator, changed):
             for _ in range(3):
                 function(self.batch)[0].backward()
@@ -45,7 +50,7 @@ def assert_same_state(ours, theirs):
 
 
 def test_recording_leaves_no_trace(monkeypatch):
-    monkeypatch.setattr(train, "LossGraph", Rehearsed)
+    monkeypatch.setattr(learner, "LossGraph", Rehearsed)
     ours, losses = trained(captured=True)
     theirs, expected = trained()
     assert isinstance(ours.graph, Rehearsed)
@@ -55,7 +60,7 @@ def test_recording_leaves_no_trace(monkeypatch):
 
 
 def test_a_batch_of_another_shape_goes_without_a_graph(monkeypatch):
-    monkeypatch.setattr(train, "LossGraph", Rehearsed)
+    monkeypatch.setattr(learner, "LossGraph", Rehearsed)
     sizes = iter([16, 16, 8, 16])
 
     def feed(generator):
@@ -73,7 +78,7 @@ def test_what_cannot_be_recorded_trains_all_the_same(monkeypatch):
             function(batch)
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(train, "LossGraph", refuse)
+    monkeypatch.setattr(learner, "LossGraph", refuse)
     ours, _ = trained(captured=True)
     assert not ours._capturable
     assert_same_state(ours, trained()[0])
@@ -82,11 +87,91 @@ def test_what_cannot_be_recorded_trains_all_the_same(monkeypatch):
 def test_every_tensor_of_a_batch_is_found():
     tokens = {"ids": torch.zeros(2, 3), "mask": torch.ones(2, 3)}
     batch = Batch(tokens, torch.ones(2))
-    doubled = graphs._each(lambda tensor: 2 * tensor, batch)
+    doubled = graphs.each(lambda tensor: 2 * tensor, batch)
     assert isinstance(doubled, Batch)
     assert [float(tensor.sum()) for tensor in graphs._flat(doubled)] == [0, 12, 4]
     assert doubled.shifted is None
     assert graphs._shapes(batch) != graphs._shapes(batch._replace(label=torch.ones(3)))
+
+
+def classified(iterations=4, captured=False, device="cpu", freeze=True, text=False):
+    """Stage 1 of a two-stage fit, on random inputs."""
+    backbone = create_backbone("tiny:text" if text else "tiny:conv", weights=None, image_size=16)
+    backbone.freeze_batchnorm(freeze)
+    settings = FineTuneSettings(max_iter=9, backbone_rate=1e-2, freeze_batchnorm=freeze)
+    network = Classifier(backbone, backbone.dim, 2, 3, settings)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in network.parameters():
+        parameter.data.normal_(std=0.1, generator=generator)
+    tuner = FineTuner(network.to(device).train(), settings, seed=3)
+    tuner._capturable = captured
+
+    def feed(generator):
+        drawn = torch.randn(2, 6, 3, 16, 16, generator=generator, device=device)
+        label = torch.randint(3, (2, 6), generator=generator, device=device)
+        tokens = (drawn[:, :, 0, 0].abs() * 50).long()
+        return Batch(
+            {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)} if text else drawn, label
+        )
+
+    return tuner, [tuner.step(feed).item() for _ in range(iterations)]
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize("text", [True, False])
+def test_recording_of_fine_tuning_leaves_no_trace(freeze, text, monkeypatch):
+    monkeypatch.setattr(learner, "LossGraph", Rehearsed)
+    ours, losses = classified(captured=True, freeze=freeze, text=text)
+    theirs, expected = classified(freeze=freeze, text=text)
+    assert isinstance(ours.graph, Rehearsed)
+    assert losses == expected
+    assert len(set(losses)) == 4
+    assert_same_state(ours, theirs)
+
+
+class FakeCuda:
+    """Stands in for torch.cuda: notes on which device each call finds itself."""
+
+    def __init__(self, monkeypatch):
+        self.current, self.calls = None, []
+        monkeypatch.setattr(torch.cuda, "device", self.device)
+        for name in ("Stream", "CUDAGraph", "current_stream", "stream", "graph"):
+            monkeypatch.setattr(torch.cuda, name, self.noted(name))
+
+    @contextmanager
+    def device(self, device):
+        before, self.current = self.current, device
+        yield
+        self.current = before
+
+    def noted(self, name):
+        def call(*args, **options):
+            self.calls.append((name, self.current))
+            return MagicMock()
+
+        return call
+
+
+def test_graphs_are_recorded_on_the_device_of_their_tensors(monkeypatch):
+    fake, place = FakeCuda(monkeypatch), torch.device("cpu")
+    graphs.Graph(torch.sum, torch.ones(3), device=place)
+    weight = torch.nn.Parameter(torch.ones(3))
+    graphs.LossGraph(lambda x: ((x * weight).sum(), None), torch.ones(3), torch.Generator(), [weight], [])
+    assert {name for name, _ in fake.calls} == {"Stream", "CUDAGraph", "current_stream", "stream", "graph"}
+    assert {device for _, device in fake.calls} == {place}
+
+
+@needs_cuda
+@pytest.mark.parametrize("freeze", [True, False])
+def test_captured_fine_tuning_on_cuda_is_the_eager_one(freeze):
+    (ours, losses), (theirs, expected) = (
+        classified(captured=captured, device="cuda", freeze=freeze) for captured in (True, False)
+    )
+    assert isinstance(ours.graph, graphs.LossGraph)
+    assert losses == pytest.approx(expected, rel=1e-3)
+    eager = theirs.state_dict()
+    for name, value in ours.state_dict().items():
+        torch.testing.assert_close(value, eager[name], rtol=1e-2, atol=1e-2, msg=name)
 
 
 @needs_cuda

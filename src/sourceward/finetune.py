@@ -9,7 +9,6 @@ Method registered here under a name is what `finetune.method` chooses:
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from sourceward._registry import Registry
 from sourceward.errors import InputError, TrainingError, unknown_name
-from sourceward.learner import CHECK_EVERY, Learner
+from sourceward.learner import CHECK_EVERY, Learner, flat
 from sourceward.parallel import ALONE, Processes
 from sourceward.selection import SELECT
 from sourceward.settings import LoopSettings
@@ -182,109 +181,30 @@ class FineTuner(Learner):
         bf16: bool = False,
     ) -> None:
         super().__init__(network, settings.loop(), seed, processes=processes, bf16=bf16)
-        self.sources = 1
-        self.graph: CapturedLoss | None = None
-        on_cuda = self.device.type == "cuda"
-        self._capturable = on_cuda and settings.freeze_batchnorm
         self._backbone: Any = network.backbone
-        if settings.compile and on_cuda:
+        if settings.compile and self.device.type == "cuda":
             self._backbone = torch.compile(network.backbone, dynamic=False)
 
     def step(self, feed: Feed) -> Tensor:
         """One iteration; the loss stays on the device."""
         batch = feed(self.generator)
-        torch.manual_seed(self.seed + self.iteration)  # dropout draws from the global generator
-        inputs, label = _flat(batch.feature), batch.label.flatten()
-        self.sources = len(batch.label)
-        if self.graph is None and self._capturable:
-            self.graph = self._capture(inputs, label)
-            torch.manual_seed(self.seed + self.iteration)  # warming up drew from it, too
-        if self.graph is not None:
-            loss = self.graph(inputs, label)
-        else:
-            loss = self._loss(inputs, label)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+        loss, _ = self.gradients(self._loss, (batch.feature, batch.label))
         if self.iteration % CHECK_EVERY == 0 and not math.isfinite(loss.item()):
             raise TrainingError(
                 f"The loss is no longer finite at iteration {self.iteration} of fine-tuning. Lower "
                 "`finetune.backbone_rate` or `finetune.head_rate`."
             )
         self.apply_gradients()
-        return loss.detach()
+        return loss.detach().clone()  # the next replay writes to the same place
 
-    def _loss(self, inputs: Any, label: Tensor) -> Tensor:
+    def _loss(self, batch: tuple[Any, Tensor]) -> tuple[Tensor, None]:
         network: Classifier = self.network
-        rows = len(label) // self.sources
-        domain = torch.arange(self.sources, device=self.device).repeat_interleave(rows)
+        inputs, label = flat(batch[0]), batch[1].flatten()
+        sources, rows = batch[1].shape
+        domain = torch.arange(sources, device=self.device).repeat_interleave(rows)
         with self.autocast:
-            return network.method.loss(self._backbone, network.head, inputs, label, domain, self.generator)
-
-    def _capture(self, inputs: Any, label: Tensor) -> "CapturedLoss | None":
-        """Forward and backward as a CUDA graph, or None where they cannot be one."""
-        state, parameters = self.generator.get_state(), list(self.network.parameters())
-        try:
-            return CapturedLoss(self._loss, inputs, label, self.generator, parameters)
-        except RuntimeError:  # something in it waits for the device: launch by launch, then
-            torch.cuda.synchronize()
-            self._capturable = False
-            return None
-        finally:
-            self.generator.set_state(state)  # warming up drew from it
-
-
-class CapturedLoss:
-    """A loss and its gradients for batches of one shape, replayed as one CUDA graph.
-
-    A small batch is bound by hundreds of kernel launches; the graph is one. Gradients lie in the `grad` of
-    the parameters, and every call writes them anew.
-    """
-
-    def __init__(
-        self,
-        loss: Callable[[Any, Tensor], Tensor],
-        inputs: Any,
-        label: Tensor,
-        generator: torch.Generator,
-        parameters: list[nn.Parameter],
-        warm_up: int = 3,
-    ) -> None:
-        self.inputs, self.label = _each(torch.clone, inputs), label.clone()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(warm_up):
-                loss(self.inputs, self.label).backward()
-        torch.cuda.current_stream().wait_stream(stream)
-        for parameter in parameters:
-            parameter.grad = None  # so that the graph sets gradients and does not add to them
-        self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(generator)
-        with torch.cuda.graph(self.graph):
-            self.loss = loss(self.inputs, self.label)
-            self.loss.backward()
-
-    def __call__(self, inputs: Any, label: Tensor) -> Tensor:
-        if isinstance(inputs, dict):
-            for name, value in inputs.items():
-                self.inputs[name].copy_(value)
-        else:
-            self.inputs.copy_(inputs)
-        self.label.copy_(label)
-        self.graph.replay()
-        return self.loss
-
-
-def _flat(inputs: Any) -> Any:
-    """(sources, batch, ...) to (sources x batch, ...)."""
-    return _each(lambda value: value.flatten(0, 1), inputs)
-
-
-def _each(function: Callable[[Tensor], Tensor], inputs: Any) -> Any:
-    """`function` of a tensor, or of each of several by name."""
-    if isinstance(inputs, dict):
-        return {name: function(value) for name, value in inputs.items()}
-    return function(inputs)
+            loss = network.method.loss(self._backbone, network.head, inputs, label, domain, self.generator)
+        return loss, None
 
 
 from sourceward import finetune_methods as _others  # noqa: E402, F401  they register themselves

@@ -1,6 +1,7 @@
 """CUDA graphs: a function of tensors of fixed shapes, recorded once and replayed as one launch.
 
-Only the recording thread is held to what can be recorded: others may read and copy meanwhile.
+Only the recording thread is held to what can be recorded: others may read and copy meanwhile. A graph is
+recorded on the device of its tensors, whichever is the current one.
 """
 
 import warnings
@@ -29,15 +30,11 @@ class Graph:
         self, function: Callable[..., Any], *inputs: Tensor, device: torch.device, pool: Any = None
     ) -> None:
         self.inputs = tuple(value.to(device, copy=True) for value in inputs)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.no_grad(), torch.cuda.stream(stream):
-            for _ in range(2):  # compiles kernels, fills caches, chooses algorithms
-                function(*self.inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            self.outputs = function(*self.inputs)
+        with torch.no_grad(), torch.cuda.device(device):
+            _warm_up(lambda: function(*self.inputs), 2)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+                self.outputs = function(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> Any:
         for mine, given in zip(self.inputs, inputs):
@@ -67,14 +64,9 @@ class LossGraph:
         parameters: list[torch.nn.Parameter],
         changed: list[Tensor],
     ) -> None:
-        self.batch = _each(torch.clone, batch)
-        with left_as_it_was(generator, changed):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    function(self.batch)[0].backward()
-            torch.cuda.current_stream().wait_stream(stream)
+        self.batch = each(torch.clone, batch)
+        with left_as_it_was(generator, changed), torch.cuda.device(generator.device):
+            _warm_up(lambda: function(self.batch)[0].backward(), 3)
             for parameter in parameters:
                 parameter.grad = None  # so that the graph sets gradients and does not add to them
             self.graph = torch.cuda.CUDAGraph()
@@ -94,6 +86,17 @@ class LossGraph:
         return self.outputs
 
 
+def _warm_up(function: Callable[[], Any], times: int) -> None:
+    """Compiles kernels, fills caches, chooses algorithms: what a recording may not do. Beside the current
+    stream, as a recording wants it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(times):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
 @contextmanager
 def left_as_it_was(generator: torch.Generator, tensors: list[Tensor]) -> Iterator[None]:
     """Whatever is drawn and written inside, nothing of it is left afterwards."""
@@ -107,19 +110,19 @@ def left_as_it_was(generator: torch.Generator, tensors: list[Tensor]) -> Iterato
         generator.set_state(state)
 
 
-def _each(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+def each(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """`function` of every tensor."""
     if isinstance(batch, dict):
-        return {name: _each(function, value) for name, value in batch.items()}
+        return {name: each(function, value) for name, value in batch.items()}
     if isinstance(batch, tuple):
-        parts = [_each(function, value) for value in batch]
+        parts = [each(function, value) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     return batch if batch is None else function(batch)
 
 
 def _flat(batch: Any) -> list[Tensor]:
     found: list[Tensor] = []
-    _each(lambda tensor: found.append(tensor) or tensor, batch)  # type: ignore[func-returns-value]
+    each(lambda tensor: found.append(tensor) or tensor, batch)  # type: ignore[func-returns-value]
     return found
 
 
@@ -153,7 +156,7 @@ def replay(
             pool = next((graph.graph.pool() for graph in graphs.values() if isinstance(graph, Graph)), None)
             graphs[key] = Graph(function, *inputs, device=place, pool=pool)
         except Exception as error:  # whatever in it cannot be recorded
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(place)
             warnings.warn(f"No CUDA graph, launching kernels one by one: {error}", stacklevel=2)
             graphs[key] = lambda *values: function(*(value.to(place) for value in values))
     return graphs[key](*inputs)

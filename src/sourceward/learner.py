@@ -2,11 +2,13 @@
 
 import copy
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sourceward.graphs import LossGraph, each
 from sourceward.parallel import ALONE, Processes
 from sourceward.settings import LoopSettings
 
@@ -53,6 +55,44 @@ class Learner:
         self.generator = torch.Generator(device=self.device).manual_seed(self.seed)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         self.iteration = 0
+        self.graph: LossGraph | None = None
+        self._capturable = self.device.type == "cuda"  # hundreds of small kernels are one launch
+
+    def gradients(
+        self, function: Callable[[Any], tuple[Tensor, Any]], batch: Any, changed: Iterable[Tensor] = ()
+    ) -> tuple[Tensor, Any]:
+        """`function(batch)`, a loss and what else it tells, with the loss's gradients in place.
+
+        On CUDA it is recorded with the first batch and replayed for those of the same shapes; what is
+        returned is overwritten by the next call.
+
+        Args:
+            function: the same one in every call.
+            batch: what it is given.
+            changed: tensors beside the network's buffers that it writes to.
+        """
+        if self.graph is None and self._capturable:
+            self._capture(function, batch, [*self.network.buffers(), *changed])
+        if self.network.backbone is not None:
+            torch.manual_seed(self.seed + self.iteration)  # its dropout draws from the global generator
+        if self.graph is not None and not self.graph.fits(batch):
+            self.graph, self._capturable = None, False
+        if self.graph is not None:
+            return self.graph(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        outputs = function(batch)
+        outputs[0].backward()
+        return outputs
+
+    def _capture(self, function: Callable[..., Any], batch: Any, changed: list[Tensor]) -> None:
+        """Forward and backward as a CUDA graph; where that cannot be, go on without one."""
+        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        try:
+            self.graph = LossGraph(function, batch, self.generator, parameters, changed)
+        except RuntimeError:  # something in it waits for the device: launch by launch, then
+            self._capturable = False
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
 
     def apply_gradients(self) -> None:
         """One step of the optimizer, and the average after it."""
@@ -99,6 +139,11 @@ class Learner:
                 full["state"].setdefault(int(index), {})[slot] = value
         self.optimizer.load_state_dict(full)
         self.iteration = iteration
+
+
+def flat(inputs: Any) -> Any:
+    """(sources, batch, ...) to (sources x batch, ...), of a tensor or of each of several by name."""
+    return each(lambda value: value.flatten(0, 1), inputs)
 
 
 def rate(progress: float, schedule: str) -> float:

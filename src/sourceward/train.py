@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from sourceward.algorithm import Batch, objective
 from sourceward.errors import InputError, TrainingError
 from sourceward.functional import Loss, class_centers
-from sourceward.graphs import LossGraph
-from sourceward.learner import CHECK_EVERY, Learner, rate
+from sourceward.learner import CHECK_EVERY, Learner, flat, rate
 from sourceward.negatives import jitter
 from sourceward.nn import Network, ReplayBuffer
 from sourceward.parallel import ALONE, Processes
@@ -107,25 +106,12 @@ class Trainer(Learner):
             self._encode = torch.compile(network.features, dynamic=False)
         per_class = min(500, math.ceil(3500 / network.classes))  # 500 for the 7 classes of PACS
         self.replay = ReplayBuffer(network.sources, network.classes, network.dim, per_class).to(self.device)
-        self.graph: LossGraph | None = None
-        self._capturable = self.device.type == "cuda"  # hundreds of small kernels are one launch
 
     def step(self, feed: Feed) -> Loss:
         """One iteration."""
         batch = feed(self.generator)
-        if self.graph is None and self._capturable:
-            self._capture(batch)
-        if self.network.backbone is not None:
-            torch.manual_seed(self.seed + self.iteration)  # its dropout draws from the global generator
-        if self.graph is not None and not self.graph.fits(batch):
-            self.graph, self._capturable = None, False
-        if self.graph is not None:
-            _, (loss, feature) = self.graph(batch)
-            loss = Loss(*(part.detach().clone() for part in loss))  # the next replay writes to the same place
-        else:
-            total, (loss, feature) = self._losses(batch)
-            self.optimizer.zero_grad(set_to_none=True)
-            total.backward()
+        _, (loss, feature) = self.gradients(self._losses, batch, self.replay.buffers())
+        loss = Loss(*(part.detach().clone() for part in loss))  # the next replay writes to the same place
         if self.iteration % CHECK_EVERY == 0:
             _check(loss, feature, self.iteration)
         self.apply_gradients()
@@ -144,15 +130,6 @@ class Trainer(Learner):
             self._refresh_centers(batch.feature.detach(), batch.label)
         loss = objective(self.network, self.replay, batch, self.settings, self.generator)
         return loss.total, (loss, batch.feature)
-
-    def _capture(self, batch: Batch) -> None:
-        """Record forward and backward as a CUDA graph; where that cannot be, go on without one."""
-        changed = [*self.network.buffers(), *self.replay.buffers()]
-        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-        try:
-            self.graph = LossGraph(self._losses, batch, self.generator, parameters, changed)
-        except RuntimeError:  # something in it waits for the device: launch by launch, then
-            self._capturable = False
 
     def _noisy_inputs(self, batch: Batch) -> Tensor | None:
         """Inputs of a lone source under noise, for it to practise on; None unless that is asked for."""
@@ -247,12 +224,8 @@ def unflatten(inputs: Inputs, shape: tuple[int, int]) -> Inputs:
 
 def _features(encode: Callable[[Any], Tensor], inputs: Any) -> Tensor:
     """(sources, batch, ...) inputs to (sources, batch, dim): one backbone pass over all sources."""
-    if isinstance(inputs, dict):
-        shape = next(iter(inputs.values())).shape[:2]
-        flat: Any = {name: value.flatten(0, 1) for name, value in inputs.items()}
-    else:
-        shape, flat = inputs.shape[:2], inputs.flatten(0, 1)
-    return encode(flat).unflatten(0, shape)
+    shape = (next(iter(inputs.values())) if isinstance(inputs, dict) else inputs).shape[:2]
+    return encode(flat(inputs)).unflatten(0, shape)
 
 
 @torch.no_grad()
