@@ -15,32 +15,37 @@ from sourceward.functional import ChainWeights, row_keys
 from sourceward.samplers import StepSettings, fused, kernels, resident
 from tests.helpers import make_generator, random_weights
 
-kernels.NOISE_ROWS = resident.NOISE_ROWS = 32  # two steps share their noise
-for dim, hidden, noise_std, accept, stop, record in [
-    (48, 40, 0.05, "energy_not_higher", None, False),
-    (70, 70, 0.05, "always", 0.3, True),
-    (70, 96, 0.05, "always", 0.3, "origins"),
-    (128, 64, 0.0, "energy_not_higher", 0.3, "origins"),
-    (64, 64, 0.0, "energy_not_higher", None, True),
+fused.NOISE_ROWS = kernels.NOISE_ROWS = resident.NOISE_ROWS = 48  # three steps share their noise
+
+def trained(keys, like):
+    return fused.generator_normals(make_generator(), like)  # each source has its own, as in training
+
+for rows, dim, hidden, noise_std, accept, stop, record in [
+    (32, 48, 40, 0.05, "energy_not_higher", None, False),
+    (16, 70, 70, 0.05, "always", 0.3, True),
+    (16, 70, 96, 0.05, "always", 0.3, "origins"),
+    (16, 128, 64, 0.0, "energy_not_higher", 0.3, "origins"),
+    (16, 64, 64, 0.0, "energy_not_higher", None, True),
 ]:
     full = ChainWeights.of(random_weights(2, dim, hidden, narrow=16, dtype=torch.float32))
     weights = full._replace(half=full.halved(torch.float32))  # compare the algorithm, not the rounding
-    x, z = torch.randn(2, 16, dim, generator=make_generator())
+    x, z = torch.randn(2, rows, dim, generator=make_generator())
     x[3] = float("nan")  # a lost sample stays where it is, and alone
-    start, keys = x.expand(2, -1, -1), torch.arange(16)
+    start, keys = x.expand(2, -1, -1), torch.arange(rows)
     step = StepSettings(step_size=4.0, noise_std=noise_std, clip=0.05, accept=accept)
     options = {"record": record, "stop_below": None if stop is None else torch.full((2, 1), stop)}
     def ends(chain, noise):
         bias = weights.bias(z.expand(2, -1, -1))
-        return chain(weights, start, bias, step, 3, noise(keys, start), **options)
+        return chain(weights, start, bias, step, 4, noise(keys, start), **options)
 
-    theirs = ends(fused.fused_langevin, fused.keyed_normals)
+    pair = (trained, trained) if record == "origins" else (fused.keyed_normals, kernels.KeyedNormals)
+    theirs = ends(fused.fused_langevin, pair[0])
     assert kernels.fits(weights, start)
-    assert 0 < theirs.steps.float().mean()
+    assert 0 < theirs.steps.float().mean() < 4
     for tiles in ({}, {128: resident.Tiles(32, 4, 2)}):
         resident.TILES = tiles
         assert resident.fits(weights, record) == (bool(tiles) and record is not True)
-        ours = ends(kernels.kernel_langevin, kernels.KeyedNormals)
+        ours = ends(kernels.kernel_langevin, pair[1])
         for name in vars(theirs):
             a, b = getattr(ours, name), getattr(theirs, name)
             assert (a is None) == (b is None), name

@@ -36,7 +36,7 @@ class Tiles(NamedTuple):
     """Pieces on their way at once; each holds about piece x (width + narrow) x 2 bytes of shared memory."""
 
 
-TILES = {256: Tiles(64, 8, 3), 512: Tiles(32, 8, 3)}
+TILES = {256: Tiles(64, 8, 4), 512: Tiles(32, 8, 4)}
 """By the greatest width of feature and hidden layer. What is wider goes to `kernels`."""
 
 
@@ -136,6 +136,8 @@ def _walk(  # type: ignore[no-untyped-def]
             back = tl.dot(slope, w1) * (s0 * (1 + a0 * (1 - s0)))
             total = tl.dot(back.to(w0.dtype), w0, total)
         move = tl.minimum(tl.maximum(total, -clip), clip) * scale
+        if NOISY:  # on its way while the proposal is computed
+            drift = _load(jitter + step * jitter_step + source * jitter_source + row, inside, WHOLE_D)
         # The proposal, and its energy.
         a1, rounded = tl.zeros((BM, NARROW), dtype=tl.float32), move.to(up.dtype.element_ty)
         for first in tl.range(0, HIDDEN, BK, num_stages=STAGES):
@@ -154,8 +156,7 @@ def _walk(  # type: ignore[no-untyped-def]
         count += accepted.to(tl.int64)
         moved = point
         if NOISY:
-            near = jitter + step * jitter_step + source * jitter_source + row
-            moved += _load(near, inside, WHOLE_D)
+            moved += drift
         if ORIGINS:
             kept = origins + (step * sources + source) * rows * DIM + row
             tl.store(kept, moved, mask=inside)
