@@ -18,6 +18,9 @@ CHECK_EVERY = 20
 MEAN_FROM = 100
 """The first iterate of a plain mean."""
 
+STATISTICS = ("running_mean", "running_var")
+"""Of batch norm."""
+
 SEED_STRIDE = 1_000_003
 """Between the seeds of processes: more than there are iterations."""
 
@@ -110,11 +113,13 @@ class Learner:
 
     @torch.no_grad()
     def _update_average(self) -> None:
+        """Batch norm statistics are averaged as weights are: to first order the mean of the iterates'
+        statistics is that of their mean, and the last iterate's are not. Other buffers are copied."""
         decay = averaging(self.iteration, self.loop.average)
-        torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
-        buffers = list(self.average.buffers())
-        if buffers:
-            torch._foreach_copy_(buffers, list(self.network.buffers()))
+        (ours, other), (theirs, others) = _moving(self.average), _moving(self.network)
+        torch._foreach_lerp_(ours, theirs, 1 - decay)
+        if other:
+            torch._foreach_copy_(other, others)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Every tensor that the rest of the training depends on."""
@@ -172,6 +177,17 @@ def averaging(iteration: int, average: float) -> float:
         taken = max(0, iteration - MEAN_FROM)
         return taken / (taken + 1)
     return min(average, iteration / (iteration + 9))
+
+
+def _moving(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """What is averaged, weights and batch norm statistics, and the buffers that are not."""
+    averaged: list[Tensor] = list(network.parameters())
+    copied: list[Tensor] = []
+    for module in network.modules():
+        normalises = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for name, buffer in module.named_buffers(recurse=False):
+            (averaged if normalises and name in STATISTICS else copied).append(buffer)
+    return averaged, copied
 
 
 def _groups(network: nn.Module, loop: LoopSettings) -> list[dict[str, Any]]:
