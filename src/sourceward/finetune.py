@@ -36,9 +36,9 @@ class FineTuneSettings:
         backbone_rate: of the backbone; the paper's for ResNet-18 on PACS, and DomainBed's.
         weight_decay: decoupled (AdamW).
         schedule: `cosine`, `step` (x 0.1 at 60 %) or `constant`.
-        average: decay of the moving average of all weights and statistics; 0 keeps the last iterate, 1 is the plain mean of
+        average: decay of the moving average of all weights; 0 keeps the last iterate, 1 is the plain mean of
             all iterates but the first hundred.
-        freeze_batchnorm: hold the statistics of batch norm.
+        freeze_batchnorm: hold the statistics of batch norm; where they move, they are averaged, too.
         evaluate_every: iterations between looks at source validation; a tenth of the training when None.
         checkpoint_every: iterations between checkpoints.
         method: a name in `FINETUNE_METHODS`.
