@@ -97,11 +97,11 @@ def _check(kernels: Any) -> None:
         return torch.randn(shape, generator=generator, device="cuda")
 
     energy = EnergyWeights(
-        normal(2, 64, 64) / 8, None, normal(2, 64), normal(2, 16, 64) / 8, normal(2, 16), normal(2, 16),
+        normal(2, 256, 128) / 11, None, normal(2, 256), normal(2, 16, 256) / 16, normal(2, 16), normal(2, 16),
         normal(2),
     )  # fmt: skip
-    weights, settings, start = ChainWeights.of(energy), StepSettings(step_size=10.0), normal(2, 16, 64)
-    keys = torch.arange(16, device="cuda")
+    weights, settings, start = ChainWeights.of(energy), StepSettings(step_size=100.0), normal(2, 32, 128)
+    keys = torch.arange(32, device="cuda")
     for record in (False, True):  # all steps by one kernel; three kernels a step
         ends = [
             chain(weights, start, weights.bias(None), settings, 4, noise(keys, start), record=record).feature
