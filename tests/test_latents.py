@@ -40,6 +40,25 @@ def test_it_is_the_posterior_of_the_class_that_the_vote_names(network):
     torch.testing.assert_close(found, oracle_latent(network.posterior(network.centers), voted).mean)
 
 
+def test_only_the_sources_that_vote_name_the_class(network):
+    """The answer of one source alone is that of a network that has no other."""
+    alone = Network(1, CLASSES, DIM, "prototype").eval()
+    both = Network(SOURCES, CLASSES, DIM, "prototype").eval()
+    both.reset_parameters(make_generator())
+    both.centers.copy_(network.centers)
+    state = both.state_dict()
+    shared = {name: value for name, value in state.items() if name.startswith(("latent", "head", "sh", "sc"))}
+    own = {name: value[1:] for name, value in state.items() if name.startswith(("energy", "centers", "own"))}
+    alone.load_state_dict(shared | own, strict=False)
+    feature = torch.randn(ROWS, DIM, generator=make_generator(2))
+    settings = AdaptSettings(num_steps=5, latent="class")
+    ours = adapt(both, feature, row_keys(feature), settings, sources=(1,)).probability
+    theirs = adapt(alone, feature, row_keys(feature), settings).probability
+    torch.testing.assert_close(ours, theirs)
+    elsewhere = adapt(both, feature, row_keys(feature), settings).chain.feature[1]
+    assert not torch.equal(elsewhere, adapt(alone, feature, row_keys(feature), settings).chain.feature[0])
+
+
 def test_the_walk_follows_the_latent(network):
     ends = [answer(network, latent=kind).chain.feature for kind in LATENTS]
     assert len({end.numpy().tobytes() for end in ends}) == len(LATENTS)

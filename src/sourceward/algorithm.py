@@ -168,7 +168,7 @@ def adapt(
     bias, keys = fold.energy.bias(z), keys if draws == 1 else keys.repeat(draws)
     before = None
     if settings.latent == "class" and latent is None and z is not None:
-        z, before = class_latent(fold, start, z)
+        z, before = class_latent(fold, start, z, sources)
         bias = fold.energy.bias(z)
     stop = None if settings.stop is None else quantile(fold.own_energy, settings.stop)
     sampler, step, num_steps = settings.sampler, settings.step, settings.num_steps

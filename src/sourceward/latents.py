@@ -5,9 +5,12 @@ well. Without a label, the vote before anything moves names a class; a long walk
 of drifting away from it.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from sourceward.functional import AGGREGATIONS, Gaussian, keyed_normal, surprise
+from sourceward.functional.aggregation import only
 from sourceward.nn import Folded
 from sourceward.settings import AdaptSettings
 
@@ -35,7 +38,9 @@ def keyed_latent(
     return mean.expand(len(fold.source_center), -1, -1)
 
 
-def class_latent(fold: Folded, start: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
+def class_latent(
+    fold: Folded, start: Tensor, latent: Tensor, sources: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
     """z as each source's posterior of the class voted for, (sources, rows, dim), and the energies that weigh
     the vote, (sources, rows).
 
@@ -43,9 +48,11 @@ def class_latent(fold: Folded, start: Tensor, latent: Tensor) -> tuple[Tensor, T
         fold: a network with latents.
         start: (sources, rows, dim), unmoved.
         latent: (sources, rows, dim), the z that energies are calibrated with.
+        sources: those that vote; all when None.
     """
     assert fold.class_latent is not None
     energy = fold.energy.energy(fold.energy.first(start, fold.energy.bias(latent)))
-    unlike = surprise(energy, fold.own_energy)
-    best = AGGREGATIONS["energy"](fold.classify(start, latent), unlike, unlike).argmax(-1)
+    votes = [fold.classify(start, latent), surprise(energy, fold.own_energy)]
+    answer, unlike = votes if sources is None else only(sources, *votes)
+    best = AGGREGATIONS["energy"](answer, unlike, unlike).argmax(-1)
     return fold.class_latent[:, best].contiguous(), energy

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sourceward.functional import AGGREGATIONS, cosine_to_sources, surprise
-from sourceward.functional.aggregation import least_surprised
+from sourceward.functional.aggregation import least_surprised, only
 from sourceward.functional.trust import evidence, score
 from sourceward.nn import Folded
 from sourceward.settings import AdaptSettings
@@ -36,7 +36,7 @@ def cast_votes(
         before, after = (surprise(energy, fold.own_energy) for energy in energies[1:])
         votes.append(score(evidence(per_source, votes[1], before, after), settings.trust))
     if sources is not None:
-        votes = [value[list(sources)] for value in votes]
+        votes = only(sources, *votes)
     if settings.top is not None:
         votes = least_surprised(settings.top, votes[2], *votes)
     return AGGREGATIONS[settings.aggregation](*votes)

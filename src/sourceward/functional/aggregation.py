@@ -5,6 +5,7 @@ source, how surprised each source's energy is by it and, where that was learned,
 (sources, batch)), and returns (batch, classes).
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -68,6 +69,11 @@ def learned(probability: Tensor, similarity: Tensor, surprise: Tensor, score: Te
             "This model has not learned which sources to trust. Fit it with aggregation='learned'."
         )
     return _weighted(probability, score)
+
+
+def only(sources: Sequence[int], *values: Tensor) -> list[Tensor]:
+    """Of values (sources, batch, ...), those of some sources, by number; nothing comes from the host."""
+    return [torch.stack([value[source] for source in sources]) for value in values]
 
 
 def least_surprised(top: int, surprise: Tensor, *values: Tensor) -> list[Tensor]:
