@@ -1,10 +1,12 @@
 """Products whose rows do not depend on their number."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from sourceward.functional import row_multiple
-from sourceward.functional.rows import laid_out, matmul
+from sourceward.functional.rows import TILE, laid_out, matmul, times
 from tests.helpers import make_generator
 
 
@@ -38,3 +40,13 @@ def test_a_product_goes_where_it_is_told(inner):
     for plus in (None, more):
         assert matmul(rows, weight, plus, out=out) is out
         assert torch.equal(out, matmul(rows, weight, plus))
+
+
+@pytest.mark.parametrize("rows", [0, 1, TILE, 2 * TILE + 3])
+def test_rows_go_by_tiles_where_there_is_an_accelerator(rows, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # the meta device has none
+    monkeypatch.setattr("sourceward.functional.rows.matmul", lambda a, b: seen.append(len(a)) or a @ b)
+    found = times(torch.zeros(rows, 2, 5, device="meta"), torch.zeros(5, 3, device="meta"))
+    assert found.shape == (rows, 2, 3)
+    assert set(seen) <= {TILE if rows else 0}

@@ -20,3 +20,10 @@ def test_projection_follows_the_backbone_and_is_saved_but_not_trained():
     assert torch.equal(projected(inputs), backbone(inputs)[:, :2])
     assert "projection" in projected.state_dict()
     assert "projection" not in dict(projected.named_parameters())
+
+
+def test_a_sample_has_the_same_components_alone_and_among_others():
+    rows, directions = torch.randn(33, 600, generator=make_generator()), torch.randn(600, 32)
+    together = Projected(None, directions).project(rows)
+    for count in (1, 2, 5):
+        assert torch.equal(Projected(None, directions).project(rows[:count]), together[:count]), count

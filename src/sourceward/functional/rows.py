@@ -11,6 +11,9 @@ from torch import Tensor
 INNER = 512
 """Length of the pieces of a long sum: BLAS cuts none so short."""
 
+TILE = 512
+"""Rows that `times` multiplies together on an accelerator: one shape, one kernel, the same bits."""
+
 
 def matmul(rows: Tensor, weight: Tensor, plus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """rows @ weight, or plus + rows @ weight; (..., m, k), (..., k, n) -> (..., m, n).
@@ -49,14 +52,18 @@ def row_multiple(dim: int) -> int:
 def times(rows: Tensor, weight: Tensor) -> Tensor:
     """rows @ weight in full precision, whatever runs around it; (..., m, k), (k, n) -> (..., m, n).
 
+    What a sample's keys are made of comes from here: another last bit would be other noise.
+
     >>> times(torch.ones(1, 3), torch.eye(3))
     tensor([[1., 1., 1.]])
     """
-    flat = rows.reshape(-1, rows.shape[-1])
-    missing = -len(flat) % row_multiple(rows.shape[-1])
+    flat, cpu = rows.reshape(-1, rows.shape[-1]), rows.device.type == "cpu"
+    missing = -len(flat) % (row_multiple(rows.shape[-1]) if cpu else TILE)
     with torch.autocast(rows.device.type, enabled=False):
         flat = torch.nn.functional.pad(flat.float(), (0, 0, 0, missing)) if missing else flat.float()
-        return matmul(flat, weight)[: len(flat) - missing].view(*rows.shape[:-1], weight.shape[-1])
+        parts = [matmul(part, weight) for part in ((flat,) if cpu else flat.split(TILE))]
+        product = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return product[: len(flat) - missing].view(*rows.shape[:-1], weight.shape[-1])
 
 
 def _product(rows: Tensor, weight: Tensor, plus: Tensor | None, out: Tensor | None) -> Tensor:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from sourceward.functional.rows import times
+
 
 class Projected(nn.Module):
     """A backbone, or features as they are, followed by a projection that is never trained.
@@ -23,8 +25,7 @@ class Projected(nn.Module):
         return self.project(inputs if self.backbone is None else self.backbone(inputs))
 
     def project(self, feature: Tensor) -> Tensor:
-        with torch.autocast(feature.device.type, enabled=False):  # bfloat16 would round the features away
-            return feature.float() @ self.projection
+        return times(feature, self.projection)  # bfloat16 would round the features away
 
 
 def project_features(
