@@ -247,3 +247,14 @@ def test_a_latent_can_be_replaced_for_an_analysis():
     other = answer(network, settings, latent=Gaussian(prior.mean + 1, prior.std))
     assert torch.equal(given.probability, same.probability)
     assert not torch.equal(given.probability, other.probability)
+
+
+@pytest.mark.parametrize("top", [None, 2])
+@pytest.mark.parametrize("name", [name for name in AGGREGATIONS if name != "learned"])
+def test_what_a_vote_does_not_ask_for_has_no_say(name, top, monkeypatch):
+    feature, network = torch.randn(6, DIM, generator=make_generator(8)), make_network().eval()
+    settings = AdaptSettings(2, aggregation=name, top=top)
+    lean = adapt(network, feature, row_keys(feature), settings).probability
+    for known in ("WITHOUT_COSINE", "WITHOUT_SURPRISE"):
+        monkeypatch.setattr(f"sourceward.votes.{known}", ())
+    assert torch.equal(lean, adapt(network, feature, row_keys(feature), settings).probability)

@@ -124,10 +124,6 @@ def objective(
     return loss._replace(total=loss.total + pooled + denoise)
 
 
-WITHOUT_COSINE = ("mean", "confident", "energy")
-"""Aggregations that do not ask how near a sample is to a source."""
-
-
 class Answer(NamedTuple):
     """The outcome for a batch: the vote, each source's own answer, and the chains behind it."""
 

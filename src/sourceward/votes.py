@@ -10,6 +10,12 @@ from sourceward.functional.trust import evidence, score
 from sourceward.nn import Folded
 from sourceward.settings import AdaptSettings
 
+WITHOUT_COSINE = ("mean", "confident", "energy")
+"""Aggregations that do not ask how near a sample is to a source."""
+
+WITHOUT_SURPRISE = ("mean", "confident", "closest", "cosine")
+"""Aggregations that do not ask how surprised an energy is."""
+
 
 def cast_votes(
     fold: Folded,
@@ -30,8 +36,12 @@ def cast_votes(
         settings: of test time.
         sources: those that vote; all when None.
     """
-    unmoved = surprise(energies[0], fold.own_energy)
-    votes = [per_source, cosine_to_sources(feature, fold.source_center), unmoved]
+    name, similarity, unmoved = settings.aggregation, energies[0], energies[0]  # what nobody asks for
+    if name not in WITHOUT_COSINE or settings.trust is not None:
+        similarity = cosine_to_sources(feature, fold.source_center)
+    if name not in WITHOUT_SURPRISE or settings.top is not None:
+        unmoved = surprise(energies[0], fold.own_energy)
+    votes = [per_source, similarity, unmoved]
     if settings.trust is not None:
         before, after = (surprise(energy, fold.own_energy) for energy in energies[1:])
         votes.append(score(evidence(per_source, votes[1], before, after), settings.trust))
@@ -39,4 +49,4 @@ def cast_votes(
         votes = only(sources, *votes)
     if settings.top is not None:
         votes = least_surprised(settings.top, votes[2], *votes)
-    return AGGREGATIONS[settings.aggregation](*votes)
+    return AGGREGATIONS[name](*votes)

@@ -94,20 +94,18 @@ class _Kept:
 
     def __init__(self, network: Network, folded: Folded) -> None:
         parts = [part for part in _parts(network) if part is not None]
-        self.modules = [module for part in parts for module in part.modules()]  # found once: it takes a while
+        modules = [module for part in parts for module in part.modules()]  # found once: it takes a while
+        owners = [tensors for module in modules for tensors in (module._parameters, module._buffers)]
+        self.owners = [tensors for tensors in owners if tensors]
         self.folded, self.state = folded, self.read(network)
 
     def read(self, network: Network) -> list[Any]:
         """Changes whenever a part or a tensor is replaced or written to. The backbone plays no part."""
         found: list[Any] = [id(part) for part in _parts(network)]
-        for module in self.modules:
-            for tensors in (module._parameters, module._buffers):
-                for tensor in tensors.values():
-                    if tensor is not None:
-                        found += (tensor.data_ptr(), tensor._version)
-        for tensor in network._buffers.values():
-            if tensor is not None:
-                found += (tensor.data_ptr(), tensor._version)
+        for tensors in (*self.owners, network._buffers):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    found += (tensor.data_ptr(), tensor._version)
         return found
 
     def __deepcopy__(self, memo: object) -> None:
