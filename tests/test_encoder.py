@@ -1,5 +1,7 @@
 """From pixels to votes in one call: the same answers as in two, wherever it runs."""
 
+import copy
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +13,7 @@ from sourceward import graphs
 from sourceward.adapters import EnergyAdaptation, ebtsa
 from sourceward.encoder import ImageEncoder
 from sourceward.nn import folded
+from sourceward.nn.projection import Projected
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
 
@@ -50,6 +53,45 @@ def test_it_knows_when_the_backbone_has_moved(model):
     parameter = next(model.network.backbone.parameters())
     parameter.data = parameter.data.clone()
     assert not ours.valid()
+
+
+def replace_a_parameter(backbone):
+    layer = next(module for module in backbone.modules() if isinstance(module, torch.nn.Conv2d))
+    layer.weight = torch.nn.Parameter(2 * layer.weight)
+
+
+def replace_a_buffer(backbone):
+    layer = next(module for module in backbone.modules() if isinstance(module, torch.nn.BatchNorm2d))
+    layer.running_mean = layer.running_mean + 1
+
+
+def replace_a_part(backbone):
+    backbone.network[0] = copy.deepcopy(backbone.network[0])
+
+
+@pytest.mark.parametrize("change", [replace_a_parameter, replace_a_buffer, replace_a_part])
+def test_it_knows_when_something_was_replaced(model, change):
+    ours = encoder(model)
+    change(model.backbone)
+    assert not ours.valid()
+    assert encoder(model).valid()
+
+
+def test_it_knows_when_the_projection_was_replaced(model):
+    model.network.backbone = Projected(model.backbone, torch.eye(model.network.dim))
+    ours = encoder(model)
+    assert ours.valid()
+    model.network.backbone.projection = 2 * model.network.backbone.projection
+    assert not ours.valid()
+
+
+def test_a_model_makes_another_for_another_preprocessing(model):
+    first = model._encoder()
+    model.backbone.preprocessing = replace(model.backbone.preprocessing, mean=(0.1, 0.2, 0.3))
+    images = pixels(model)
+    assert model._encoder() is not first
+    with torch.no_grad():
+        assert torch.equal(model._encoder()(images), model.image_features(images))
 
 
 def test_an_adapter_answers_for_inputs_of_an_encoder(model, monkeypatch):
@@ -120,7 +162,14 @@ def test_captured_and_eager_agree_on_cuda(model, rows):
     assert any(isinstance(graph, graphs.Graph) for graph in folded(model.network).graphs.values())
 
 
-def test_a_part_in_training_mode_is_put_to_rest(model):
-    model.network.energy.train()
-    model.adapt_images(pixels(model, 1))
-    assert not model.network.energy.training
+@pytest.mark.parametrize("known", [True, False])
+def test_whatever_is_in_training_mode_is_put_to_rest(model, known):
+    """However deep it lies: batch norm would answer by its batch, and learn from it."""
+    ours, network, images = encoder(model), model.network, pixels(model, 3)
+    adapter = EnergyAdaptation(model.settings)
+    expected = adapter.answer(network, images, ours)
+    for part in (network.energy, network.latent.hidden, network.backbone.network[1]):
+        part.train()
+        answer = adapter.answer(network, images, ours if known else lambda rows: ours(rows))
+        assert not any(module.training for module in network.modules())
+        np.testing.assert_array_equal(answer.probabilities, expected.probabilities)

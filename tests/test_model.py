@@ -74,6 +74,39 @@ def test_every_form_of_an_image_gives_one_answer(model, tmp_path):
     assert model.predict_proba(paths[0]).shape == (1, 3)
 
 
+def test_images_are_decoded_a_chunk_ahead_and_no_further(model, tmp_path, monkeypatch):
+    """As `adapt` does on CUDA."""
+    paths = sorted(image_folder(tmp_path / "images").glob("*/*/*.png"))
+    expected = model.adapt(paths)
+    monkeypatch.setattr("sourceward.model.rows_per_pass", lambda device: 4)
+    read, done, most = [], 0, 0
+    pixels, adapt_images = model._pixels, model.adapt_images
+
+    def noted(chunk):
+        read.append(len(chunk))
+        return pixels(chunk)
+
+    def answered(images, *options):
+        nonlocal done, most
+        done, most = done + len(images), max(most, sum(read) - done)
+        return adapt_images(images, *options)
+
+    monkeypatch.setattr(model, "_pixels", noted)
+    monkeypatch.setattr(model, "adapt_images", answered)
+    ours = model._adapt_ahead(paths, None, None)
+    assert (sum(read), done) == (len(paths), len(paths))
+    assert most <= 8  # the one at hand, and the next
+    np.testing.assert_allclose(ours.probabilities, expected.probabilities, atol=1e-5)
+    assert len(ours.status) == len(paths)
+
+
+def test_an_image_that_cannot_be_read_is_named_while_reading_ahead(model, tmp_path):
+    paths = sorted(image_folder(tmp_path / "images").glob("*/*/*.png"))
+    paths[40].write_text("no image")
+    with pytest.raises(InputError, match=f"but '{paths[40]}' cannot be read"):
+        model._adapt_ahead(paths, None, None)
+
+
 def test_features_of_the_backbone_are_welcome(model):
     images = torch.from_numpy(tiny_images().items[:5])
     features = model.features(images)
@@ -95,6 +128,8 @@ def test_zero_steps_and_fewer_sources(model):
     np.testing.assert_allclose(alone.probabilities, alone.per_source[:, 1], atol=1e-6)
     with pytest.raises(InputError, match="Unknown source 'c'"):
         model.adapt(images, sources=["c"])
+    with pytest.raises(InputError, match="Expected one or more `sources`"):
+        model.adapt(images, sources=[])
 
 
 @pytest.mark.parametrize("data", [tiny_texts, tiny_features])

@@ -23,16 +23,25 @@ class ImageEncoder:
         self.mean = torch.tensor(preprocessing.mean, device=device).view(-1, 1, 1)
         self.std = torch.tensor(preprocessing.std, device=device).view(-1, 1, 1)
         assert network.backbone is not None
-        self._backbone = network.backbone
-        self._tensors = [*network.backbone.parameters(), *network.backbone.buffers()]
+        self.preprocessing, self._backbone = preprocessing, network.backbone
+        self.modules = list(network.backbone.modules())
+        """Of the backbone, found once: it takes a while."""
+        tables = [t for m in self.modules for t in (m._modules, m._parameters, m._buffers) if t]
+        self._held = [(table, name, value) for table in tables for name, value in table.items()]
+        self._tensors = [value for _, _, value in self._held if isinstance(value, Tensor)]
         self._places = self._read_places()
 
     def __call__(self, images: Tensor) -> Tensor:
         return self.network.features((images.float() / 255 - self.mean) / self.std)
 
     def valid(self) -> bool:
-        """Whether the backbone is still where it was: a graph reads its memory."""
-        return self._backbone is self.network.backbone and self._places == self._read_places()
+        """Whether everything is still where it was: a graph reads its memory. What is written there in place
+        is read, too; a tensor or a part that was replaced is not."""
+        return (
+            self._backbone is self.network.backbone
+            and all(table.get(name) is value for table, name, value in self._held)
+            and self._places == self._read_places()
+        )
 
     def _read_places(self) -> list[int]:
         return [tensor.data_ptr() for tensor in self._tensors]

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from sourceward.adapters import Adapted, EnergyAdaptation
-from sourceward.data.decode import decode_image, resize_arrays
+from sourceward.adapters.base import join
+from sourceward.ahead import ahead, send
+from sourceward.data.decode import decode_image, map_threads, resize_arrays
 from sourceward.encoder import ImageEncoder
 from sourceward.errors import InputError, unknown_name
 from sourceward.inputs import image_geometry, rows_per_pass
@@ -124,10 +126,9 @@ class Model:
             trajectory: keep every point of the walk.
         """
         if self.kind == "image" and self.device.type == "cuda" and not _is_matrix(inputs) and not trajectory:
-            step, items = rows_per_pass(self.device), _items(inputs)
-            parts = [self._pixels(items[i : i + step]) for i in range(0, len(items), step)]
-            if parts:
-                return self.adapt_images(torch.cat(parts), num_steps, sources)
+            items = _items(inputs)
+            if len(items):
+                return self._adapt_ahead(items, num_steps, sources)
         return self.adapt_features(self.features(inputs), num_steps, sources, trajectory)
 
     def adapt_images(
@@ -142,6 +143,13 @@ class Model:
             feature = torch.cat([self.image_features(part) for part in images.split(step)])
             return self.adapt_features(feature, num_steps, sources)
         return self._adapter(num_steps, sources).answer(self.network, images, self._encoder())
+
+    def _adapt_ahead(self, items: Any, num_steps: int | None, sources: Sequence[str] | None) -> Adapted:
+        """`adapt` from images, a chunk at a time: the next is decoded while this one is computed."""
+        step = rows_per_pass(self.device)
+        chunks = (items[i : i + step] for i in range(0, len(items), step))
+        coming = ahead(lambda chunk: send(self._pixels(chunk), self.device), chunks)
+        return join([self.adapt_images(images, num_steps, sources) for images in coming])
 
     def adapt_features(
         self,
@@ -309,16 +317,22 @@ class Model:
         assert self.backbone is not None
         assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
         shape = image_geometry(self.backbone.preprocessing)
-        if isinstance(items, Tensor) or (isinstance(items, np.ndarray) and items.ndim == 4):
-            return resize_arrays(np.asarray(items), shape)
-        return torch.stack([_image(item, shape) for item in items])
+        if isinstance(items, Tensor):
+            items = items.cpu().numpy()
+        if isinstance(items, np.ndarray) and items.ndim == 4:
+            return resize_arrays(items, shape)
+        if len(items) > 1 and all(isinstance(item, str | Path) for item in items):
+            read = map_threads(lambda row: _image(items[row], shape), range(len(items)), None)
+            return torch.stack([*read])
+        return torch.stack([_image(item, shape) for item in items])  # an open image is no thing for threads
 
     def _encoder(self) -> ImageEncoder:
-        known = self.__dict__.get("_known_encoder")
-        if known is None or known.network is not self.network or not known.valid():
-            assert self.backbone is not None
-            assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
-            known = ImageEncoder(self.network, self.backbone.preprocessing)
+        assert self.backbone is not None
+        known, preprocessing = self.__dict__.get("_known_encoder"), self.backbone.preprocessing
+        whose = None if known is None else (known.network, known.preprocessing)
+        if known is None or whose != (self.network, preprocessing) or not known.valid():
+            assert isinstance(preprocessing, ImagePreprocessing)
+            known = ImageEncoder(self.network, preprocessing)
             self.__dict__["_known_encoder"] = known
             folded(self.network).graphs.clear()
         return known
@@ -332,6 +346,10 @@ class Model:
     def _numbers(self, sources: Sequence[str] | None) -> tuple[int, ...] | None:
         if sources is None:
             return None
+        if not sources:
+            raise InputError(
+                f"Expected one or more `sources`, but got none. Known: {', '.join(self.sources)}."
+            )
         for name in sources:
             if name not in self.sources:
                 raise unknown_name("source", name, self.sources)

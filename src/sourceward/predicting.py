@@ -6,7 +6,6 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
+from sourceward.ahead import ahead, send
 from sourceward.data.decode import Geometry, decode_image, map_threads
 from sourceward.errors import InputError
 from sourceward.inputs import image_geometry
@@ -68,7 +68,7 @@ def predict_files(
     with progress_bar(len(samples), "predicting", progress) as advance, _whole_or_nothing(out) as stream:
         write = writer(stream)
         done = 0
-        for chunk, values, good in _one_ahead(model, samples):
+        for chunk, values, good in _read_ahead(model, samples):
             answers = iter([] if good is None else _answers(model, good))
             for sample, value in zip(chunk, values):
                 write(sample.name, value if isinstance(value, Failure) else next(answers))
@@ -84,40 +84,23 @@ def predict_files(
     return failures
 
 
-def _one_ahead(model: Model, samples: list[Input]) -> Iterator[tuple[list[Input], list[Any], Any]]:
-    """Chunks of samples, what was read of them, and all that could be read as the model takes it.
-
-    The next chunk is read, and on its way to the device, while this one is computed.
-    """
+def _read_ahead(model: Model, samples: list[Input]) -> Iterator[tuple[list[Input], list[Any], Any]]:
+    """Chunks of samples, what was read of them, and all that could be read as the model takes it."""
     chunks = [samples[i : i + CHUNK] for i in range(0, len(samples), CHUNK)]
 
-    def read(chunk: list[Input]) -> tuple[list[Any], Any]:
+    def read(chunk: list[Input]) -> tuple[list[Input], list[Any], Any]:
         values = list(_read(model, chunk))
         good = [value for value in values if not isinstance(value, Failure)]
-        return values, _gathered(model, good) if good else None
+        return chunk, values, _gathered(model, good) if good else None
 
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(read, chunks[0])
-        for chunk, following in zip(chunks, [*chunks[1:], None]):
-            values, good = coming.result()
-            if following is not None:
-                coming = reader.submit(read, following)
-            yield chunk, values, good
+    return ahead(read, chunks)
 
 
 def _gathered(model: Model, values: list[Any]) -> Any:
     """Texts as they are, features as a matrix, images as a tensor that is where the model is."""
     if model.kind != "image":
         return values if model.kind == "text" else np.stack(values)
-    images = torch.from_numpy(np.stack(values))
-    if model.device.type != "cuda":
-        return images
-    # Pinned memory and a stream of its own: the copy waits for no kernel, and no kernel for the copy.
-    copying = torch.cuda.Stream(model.device)
-    with torch.cuda.stream(copying):
-        there = images.pin_memory().to(model.device, non_blocking=True)
-    copying.synchronize()
-    return there
+    return send(torch.from_numpy(np.stack(values)), model.device)
 
 
 _NOUN = {"image": "an image", "text": "a text", "features": "features"}

@@ -5,7 +5,7 @@ copy of the network; it never changes the network itself. A call is one stream, 
 stateful adapter learns begins with the call and ends with it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
@@ -66,6 +66,18 @@ class Adapted:
 
     def __len__(self) -> int:
         return len(self.probabilities)
+
+
+def join(parts: Sequence[Adapted]) -> Adapted:
+    """One answer of several, rows in order."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def joined(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else np.concatenate(values)
+
+    return Adapted(**{field.name: joined(field.name) for field in fields(Adapted)})
 
 
 class Adapter(Protocol):

@@ -1,12 +1,12 @@
 """The paper's adapter: every sample walks toward every source, and the sources vote."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sourceward.adapters.base import (
@@ -16,8 +16,10 @@ from sourceward.adapters.base import (
     MOVED,
     NONFINITE,
     Adapted,
+    join,
 )
 from sourceward.algorithm import Answer, adapt
+from sourceward.encoder import ImageEncoder
 from sourceward.functional import row_multiple
 from sourceward.graphs import replay
 from sourceward.nn import Network, folded
@@ -65,19 +67,11 @@ class EnergyAdaptation:
             inputs: (n, dim) rescaled features, or what the encoder takes, from any device.
             encoder: on the network's CUDA device.
         """
-        if network.training or any(part.training for part in network.children()):
+        if any(part.training for part in _parts(network, encoder)):
             network.eval()  # which takes longer than an answer on a fast device
         size = BLOCK if encoder is None else INPUTS
         starts = range(0, max(len(inputs), 1), size)
-        blocks = [self._block(network, inputs[i : i + size], encoder) for i in starts]
-        if len(blocks) == 1:
-            return blocks[0]
-
-        def joined(name: str) -> Any:
-            parts = [getattr(block, name) for block in blocks]
-            return None if parts[0] is None else np.concatenate(parts)
-
-        return Adapted(**{name: joined(name) for name in Adapted.__dataclass_fields__})
+        return join([self._block(network, inputs[i : i + size], encoder) for i in starts])
 
     def _block(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> Adapted:
         padded = _more_rows(inputs, _rows(inputs, network.scale.is_cuda, encoder is not None))
@@ -170,6 +164,17 @@ class NoAdaptation:
 
     def __call__(self, network: Network, feature: Tensor) -> Adapted:
         return EnergyAdaptation(self.settings.off())(network, feature)
+
+
+def _parts(network: Network, encoder: Encoder | None) -> Iterator[nn.Module]:
+    """The modules that an answer is made with. A backbone has hundreds: an `ImageEncoder` found them once."""
+    yield network
+    for child in network.children():
+        yield from [child] if child is network.backbone else child.modules()
+    if isinstance(encoder, ImageEncoder):
+        yield from encoder.modules
+    elif encoder is not None and network.backbone is not None:
+        yield from network.backbone.modules()
 
 
 def _rows(inputs: Tensor, cuda: bool, encoded: bool = False) -> int:
