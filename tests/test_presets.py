@@ -1,8 +1,9 @@
 import pytest
 
+import sourceward
 from sourceward.data import DATASETS
 from sourceward.errors import InputError
-from sourceward.fit_settings import FitSettings, parse_assignments, read_config, settings_for
+from sourceward.fit_settings import JOINT, FitSettings, parse_assignments, read_config, settings_for
 from sourceward.nn.backbones.factory import FAMILIES
 from sourceward.presets import PRESETS
 
@@ -47,6 +48,26 @@ def test_frozen_defaults_are_the_estimators():
     assert {name: defaults[name] for name in ours if name in defaults} == {
         name: value for name, value in ours.items() if name in defaults
     }
+
+
+def test_whole_settings_have_the_defaults_of_their_recipe():
+    assert FitSettings(recipe="joint") == settings_for(True, {"recipe": "joint"})
+    assert FitSettings() == settings_for(True)
+    assert all(getattr(FitSettings(recipe="joint"), name) == value for name, value in JOINT.items())
+    given = FitSettings(recipe="joint", kl=FitSettings().kl)  # what is given stays, whatever it is
+    assert (given.kl, given.whiten) == (FitSettings().kl, False)
+
+
+def test_whole_settings_are_looked_at_as_layers_are(tmp_path):
+    from tests.tiny_runs import tiny_images
+
+    for settings, options, message in (
+        (FitSettings(backbone_rate=1e-3), {}, "set `finetune.backbone_rate`"),
+        (FitSettings(heads_device="cpu"), {"freeze": True}, "`heads_device` belongs"),
+    ):
+        with pytest.raises(InputError, match=message):
+            sourceward.fit(tiny_images(), out=tmp_path / "run", target="c", settings=settings, **options)
+    assert not (tmp_path / "run").exists()
 
 
 def test_later_layers_win():

@@ -24,6 +24,11 @@ _ESTIMATOR = {name: p.default for name, p in inspect.signature(EnergyAdapter).pa
 RECIPES = ("two-stage", "joint")
 SHIFTS = ("corruptions", "noise")
 
+TWO_STAGE: dict[str, Any] = {
+    **{name: _ESTIMATOR[name] for name in ("max_iter", "batch_size", "learning_rate")},
+    "backbone_rate": LoopSettings.backbone_rate,
+    **{name: _ESTIMATOR[name] for name in ("whiten", "kl", "feature_noise")},
+}
 JOINT: dict[str, Any] = {
     "max_iter": 2000,
     "batch_size": 32,
@@ -36,6 +41,8 @@ JOINT: dict[str, Any] = {
 """Where training the backbone with Algorithm 1 differs from training on features. The rate is the paper's for
 ResNet-18 on PACS; 32 of each source is what DomainBed draws and what a small machine can hold. Features that
 change cannot be whitened once and for all."""
+BY_RECIPE: Any = None
+"""A default that is one of the two above."""
 
 NESTED = {"augmentation": Augmentation, "finetune": FineTuneSettings}
 
@@ -56,7 +63,8 @@ _USED = (
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Settings of a fit. What `EnergyAdapter` also has, it has with the same meaning and the same default.
+    """Settings of a fit. What `EnergyAdapter` also has, it has with the same meaning and, but for the recipe
+    `joint` (see `JOINT`), with the same default.
 
     Args:
         recipe: how a backbone is trained: `two-stage` fine-tunes it as a classifier and fits an
@@ -99,11 +107,11 @@ class FitSettings:
     latent: str = _ESTIMATOR["latent"]
     leap_steps: int = _ESTIMATOR["leap_steps"]
     head: str = _ESTIMATOR["head"]
-    max_iter: int = _ESTIMATOR["max_iter"]
-    batch_size: int = _ESTIMATOR["batch_size"]
-    learning_rate: float = _ESTIMATOR["learning_rate"]
+    max_iter: int = BY_RECIPE
+    batch_size: int = BY_RECIPE
+    learning_rate: float = BY_RECIPE
     energy_rate: float = _ESTIMATOR["energy_rate"]
-    backbone_rate: float = LoopSettings.backbone_rate
+    backbone_rate: float = BY_RECIPE
     weight_decay: float = _ESTIMATOR["weight_decay"]
     schedule: str = LoopSettings.schedule
     average: float = _ESTIMATOR["average"]
@@ -111,11 +119,11 @@ class FitSettings:
     train_steps: int = _ESTIMATOR["train_steps"]
     train_step_size: float = StepSettings.step_size
     chains: int | None = _ESTIMATOR["chains"]
-    kl: float = _ESTIMATOR["kl"]
+    kl: float = BY_RECIPE
     guide: float = _ESTIMATOR["guide"]
     pooled: float = _ESTIMATOR["pooled"]
-    whiten: bool = _ESTIMATOR["whiten"]
-    feature_noise: float = _ESTIMATOR["feature_noise"]
+    whiten: bool = BY_RECIPE
+    feature_noise: float = BY_RECIPE
     objective: str = _ESTIMATOR["objective"]
     replay_share: float = TrainSettings.replay_share
     posterior_chain: bool = _ESTIMATOR["posterior_chain"]
@@ -132,6 +140,11 @@ class FitSettings:
     heads_device: str | None = None
 
     def __post_init__(self) -> None:
+        if self.recipe not in RECIPES:
+            raise InputError(f"Expected `recipe` to be 'two-stage' or 'joint', but got {self.recipe!r}.")
+        for name, value in (JOINT if self.recipe == "joint" else TWO_STAGE).items():
+            if getattr(self, name) is BY_RECIPE:
+                object.__setattr__(self, name, value)
         self.adapt().check()
         self.loop(), self.train()
         HEADS[self.head]
@@ -139,8 +152,6 @@ class FitSettings:
             choose_device(self.heads_device)
         if self.shifts not in SHIFTS:
             raise InputError(f"Expected `shifts` to be 'corruptions' or 'noise', but got {self.shifts!r}.")
-        if self.recipe not in RECIPES:
-            raise InputError(f"Expected `recipe` to be 'two-stage' or 'joint', but got {self.recipe!r}.")
         if self.recipe == "joint" and self.aggregation == "learned":
             raise InputError(
                 "`aggregation=learned` is learned from pretend targets, and the recipe 'joint' has none: "
@@ -201,8 +212,14 @@ class FitSettings:
             self.freeze_batchnorm,
         )
 
-    def refuse_unused(self) -> None:
-        """A setting that two stages do not look at was set for a reason: say where it belongs."""
+    def refuse_unused(self, trains_backbone: bool) -> None:
+        """A setting that nothing will look at was set for a reason: say where it belongs."""
+        if not trains_backbone or self.recipe != "two-stage":
+            if self.heads_device is not None:
+                raise InputError(
+                    "`heads_device` belongs to the recipe 'two-stage': leave it out, use --device."
+                )
+            return
         usual = FitSettings()
         for name in fields(self):
             key = name.name
@@ -215,7 +232,7 @@ class FitSettings:
         return json.loads(json.dumps(asdict(self)))
 
     def changed(self, values: Mapping[str, Any]) -> "FitSettings":
-        """With other values by name; `augmentation.hue` and the like reach inside.
+        """With other values by name, all others as they are; `augmentation.hue` and the like reach inside.
 
         >>> FitSettings().changed({"max_iter": "5", "augmentation.hue": 0.1}).augmentation.hue
         0.1
@@ -237,13 +254,10 @@ def settings_for(trains_backbone: bool, *layers: Mapping[str, Any] | None) -> Fi
     recipe = FitSettings.recipe
     for layer in layers:
         recipe = (layer or {}).get("recipe", recipe)
-    settings = FitSettings().changed(JOINT) if trains_backbone and recipe == "joint" else FitSettings()
+    settings = FitSettings(recipe=recipe) if trains_backbone and recipe in RECIPES else FitSettings()
     for layer in layers:
         settings = settings.changed(layer or {})
-    if trains_backbone and recipe == "two-stage":
-        settings.refuse_unused()
-    elif settings.heads_device is not None:
-        raise InputError("`heads_device` belongs to the recipe 'two-stage': leave it out, use --device.")
+    settings.refuse_unused(trains_backbone)
     return settings
 
 

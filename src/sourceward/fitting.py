@@ -94,6 +94,7 @@ def fit(
     trains = sources.kind != "features" and not freeze
     if isinstance(settings, FitSettings):
         plan = settings
+        plan.refuse_unused(trains)
     else:
         plan = settings_for(trains, chosen.settings if chosen and trains else None, settings)
     body = _backbone(sources, backbone or (chosen and chosen.backbone), weights, plan, trains, seed)
