@@ -18,6 +18,7 @@ from sourceward.bench.speed_models import (
 from sourceward.bench.speed_reference import naive_chains
 from sourceward.bench.speed_timing import growth, timed
 from sourceward.cli.main import build_app
+from sourceward.errors import InputError
 from sourceward.fit_settings import FitSettings
 from sourceward.functional import keyed_normals, row_keys
 from sourceward.nn import folded
@@ -67,6 +68,36 @@ def test_quick_runs_every_section(tmp_path):
     assert all(row["ok"] for row in found["agreement"])
     assert {row["axis"] for row in found["axes"]} == {"steps", "sources", "draws"}
     assert found["image_training"]["ratio"] > 0
+
+
+def test_some_sections_alone_have_a_file_of_their_own(tmp_path):
+    arguments = ["bench", "speed", "--quick", "--device", "cpu", "--out", str(tmp_path), "--only"]
+    done = CliRunner().invoke(build_app(), [*arguments, "memory,training"])
+    assert done.exit_code == 0, done.output
+    assert [file.name for file in tmp_path.iterdir()] == ["cpu-memory-training.json"]
+    found = json.loads((tmp_path / "cpu-memory-training.json").read_text())
+    assert list(found["seconds"]) == ["memory", "feature_training", "image_training"]
+    assert found["image_training"]["full"]["ms"] > 0
+    assert "ordinary ms" in done.output
+
+
+@pytest.mark.parametrize(
+    ("only", "says"),
+    [("trainin", "Did you mean 'training'"), ("compiled_training", "Expected `--device cuda`")],
+)
+def test_sections_are_checked_before_anything_is_written(only, says, tmp_path):
+    out = tmp_path / "new"
+    arguments = ["bench", "speed", "--quick", "--device", "cpu", "--out", str(out), "--only", only]
+    done = CliRunner().invoke(build_app(), arguments)
+    assert isinstance(done.exception, InputError)
+    assert says in str(done.exception)
+    assert not out.exists()
+
+
+def test_only_is_refused_where_it_means_nothing(tmp_path):
+    done = CliRunner().invoke(build_app(), ["bench", "digits", "--out", str(tmp_path), "--only", "training"])
+    assert isinstance(done.exception, InputError)
+    assert "`bench speed`" in str(done.exception)
 
 
 def test_the_chain_starts_at_the_components():

@@ -24,6 +24,7 @@ from sourceward.bench.speed_models import (
     make_projection,
 )
 from sourceward.bench.speed_reference import naive_chains
+from sourceward.bench.speed_sections import chosen
 from sourceward.bench.speed_timing import growth, peak_memory, timed
 from sourceward.fit_settings import FitSettings
 from sourceward.functional import keyed_normals, row_keys
@@ -68,33 +69,37 @@ class Plan:
 
 
 def bench_speed(
-    device: torch.device, plan: Plan, on_section: Callable[[str, dict[str, Any]], None] | None = None
+    device: torch.device,
+    plan: Plan,
+    on_section: Callable[[str, dict[str, Any]], None] | None = None,
+    only: str = "",
 ) -> dict[str, Any]:
-    """Run every section; the numbers of each, or the text of what went wrong.
+    """Run sections; the numbers of each, or the text of what went wrong.
 
     Args:
         device: where.
         plan: what.
         on_section: called with the name of each section when it is over, and all that is known by then.
+        only: see `chosen`.
     """
-    from sourceward.bench.speed_training import agreement, feature_training, image_training
+    from sourceward.bench import speed_training as training
 
     torch.manual_seed(plan.seed)
-    sections: dict[str, Callable[[], Any]] = {
-        "chain": lambda: chain_beside_backbone(device, plan),
-        "axes": lambda: axes(device, plan),
-        "predict": lambda: whole_prediction(device, plan),
-        "memory": lambda: memory(device, plan),
-        "agreement": lambda: agreement(device, plan),
-        "feature_training": lambda: feature_training(device, plan),
+    sections: dict[str, Callable[[torch.device, Plan], Any]] = {
+        "chain": chain_beside_backbone,
+        "axes": axes,
+        "predict": whole_prediction,
+        "memory": memory,
+        "agreement": training.agreement,
+        "feature_training": training.feature_training,
+        "image_training": training.image_training,
+        "compiled_training": training.compiled_training,
     }
-    if device.type == "cuda" or plan.image_size < 224:
-        sections["image_training"] = lambda: image_training(device, plan)
     results: dict[str, Any] = {}
-    for name, section in sections.items():
+    for name in chosen(only, device, plan.image_size):
         begin = time.perf_counter()
         try:
-            results[name] = section()
+            results[name] = sections[name](device, plan)
         except Exception:  # the others are still worth having
             results[name] = {"error": traceback.format_exc()}
         if device.type == "cuda":

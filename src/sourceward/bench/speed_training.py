@@ -108,8 +108,17 @@ def feature_training(device: torch.device, plan: "Plan") -> dict[str, Any]:
 def image_training(device: torch.device, plan: "Plan") -> dict[str, Any]:
     """ResNet-18 iterations on device-resident uint8 images with augmentation: ordinary, and Algorithm 1.
 
-    Each is one CUDA graph; then both once more, compiled.
+    On CUDA each is one graph.
     """
+    return _image_training(device, plan, compiled=False)
+
+
+def compiled_training(device: torch.device, plan: "Plan") -> dict[str, Any]:
+    """The same two with backbones that torch.compile has fused."""
+    return _image_training(device, plan, compiled=True)
+
+
+def _image_training(device: torch.device, plan: "Plan", compiled: bool) -> dict[str, Any]:
     size, batch, count = plan.image_size, plan.train_batch, plan.train_iterations
     shape = (IMAGES, 3, size, size)
     inputs = [torch.randint(256, shape, dtype=torch.uint8, device=device) for _ in range(SOURCES)]
@@ -125,25 +134,10 @@ def image_training(device: torch.device, plan: "Plan") -> dict[str, Any]:
         torch.backends.cudnn.benchmark = True
     found: dict[str, Any] = {"images": SOURCES * batch, "size": size, "iterations": count}
     for name, make in (("erm", _erm), ("full", _full)):
-        found[name] = _iterations(make(device, False), feed, device, count)
+        found[name] = _iterations(make(device, compiled), feed, device, count)
     found["ratio"] = found["full"]["ms"] / found["erm"]["ms"]
     found["minutes_per_10000"] = 10_000 * found["full"]["ms"] / 60e3
-    if device.type == "cuda":
-        found["compiled"] = _compiled(feed, device, count)
     return found
-
-
-def _compiled(feed: ResidentFeed, device: torch.device, count: int) -> dict[str, Any]:
-    """The same two with backbones that torch.compile has fused, or why there are none."""
-    try:
-        both = {"erm": _erm, "full": _full}
-        found: dict[str, Any] = {
-            name: _iterations(make(device, True), feed, device, count) for name, make in both.items()
-        }
-    except Exception as error:  # whatever a compiler may raise
-        return {"failed": str(error).splitlines()[0]}
-    minutes = 10_000 * found["full"]["ms"] / 60e3
-    return found | {"ratio": found["full"]["ms"] / found["erm"]["ms"], "minutes_per_10000": minutes}
 
 
 def _erm(device: torch.device, compiled: bool) -> Any:

@@ -52,6 +52,9 @@ def bench(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="`bench speed` in seconds, to try it.")] = False,
+    only: Annotated[
+        str, typer.Option(help="Of `bench speed`: prediction, training, or sections, by comma.")
+    ] = "",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -65,8 +68,10 @@ def bench(
     if data == ["speed"]:
         from sourceward.cli.bench_speed import bench_speed
 
-        bench_speed(out, device, json, quick)
+        bench_speed(out, device, json, quick, only)
         return
+    if only:
+        raise InputError(f"Expected `--only` after `bench speed`, but got it for {' '.join(data)}.")
     from sourceward.bench.checkpoints import Training
     from sourceward.bench.protocol import Plan
     from sourceward.bench.protocol import bench as run

@@ -11,28 +11,32 @@ from rich.console import Console
 from rich.table import Table
 
 
-def bench_speed(out: Path, device: str, json: bool, quick: bool) -> None:
-    """Measure, write DIR/<device>.json, print a table."""
+def bench_speed(out: Path, device: str, json: bool, quick: bool, only: str = "") -> None:
+    """Measure, write DIR/<device>.json, print a table. Some sections alone have a file of their own: every
+    number in a file comes from its command."""
     import torch
 
     from sourceward.bench.provenance import command, versions
     from sourceward.bench.speed import Plan, bench_speed
+    from sourceward.bench.speed_sections import chosen
     from sourceward.parallel import choose_device
     from sourceward.report.page import write_whole
 
     place = torch.device(choose_device(device))
     plan = Plan.quick() if quick else Plan.on(place)
+    chosen(only, place, plan.image_size)  # a wrong name is refused before anything is written
+    file = out / f"{'-'.join([place.type, *only.split(',')]) if only else place.type}.json"
     head = {"command": command(sys.argv), "seed": plan.seed, "threads": torch.get_num_threads()}
     head |= {"load_at_start": round(os.getloadavg()[0], 2), "versions": versions(), "plan": vars(plan)}
     out.mkdir(parents=True, exist_ok=True)
 
     def save(section: str, found: dict[str, Any]) -> None:
         """After every section: what is measured stays, whatever comes next."""
-        write_whole(out / f"{place.type}.json", jsonlib.dumps({**head, **found}, indent=1) + "\n")
+        write_whole(file, jsonlib.dumps({**head, **found}, indent=1) + "\n")
         state = "failed" if "error" in found[section] else "done"
         print(f"{section}: {state} in {found['seconds'][section]} s", file=sys.stderr)
 
-    results = {**head, **bench_speed(place, plan, save)}
+    results = {**head, **bench_speed(place, plan, save, only)}
     if json:
         typer.echo(jsonlib.dumps(results))
     for table in tables(results):
@@ -40,9 +44,9 @@ def bench_speed(out: Path, device: str, json: bool, quick: bool) -> None:
 
 
 def tables(results: dict[str, Any]) -> list[Table]:
-    """The chain beside its backbone, whole predictions, growth; a section that failed has none."""
+    """The chain beside its backbone, whole predictions, growth, training; a section that failed has none."""
     found = []
-    if isinstance(results["chain"], list):
+    if isinstance(results.get("chain"), list):
         table = Table(
             "backbone", "components", "batch", "forward ms", "naive ms", "ours ms", "share", "faster", "same"
         )
@@ -54,16 +58,27 @@ def tables(results: dict[str, Any]) -> list[Table]:
             faster = f"{row['times_faster_than_naive']:.0f}x"
             table.add_row(*_case(row), *numbers, faster, same)
         found.append(table)
-    if isinstance(results["predict"], list):
+    if isinstance(results.get("predict"), list):
         table = Table("prediction", "components", "batch", "bare ms", "without ms", "with ms", "ratio")
         for row in results["predict"]:
             three = (f"{row[k]['median_ms']:.2f}" for k in ("bare", "without", "with"))
             table.add_row(*_case(row), *three, f"{row['ratio']:.2f}")
         found.append(table)
-    if isinstance(results["axes"], list):
+    if isinstance(results.get("axes"), list):
         table = Table("width", "axis", "exponent (1 is linear)")
         for row in results["axes"]:
             table.add_row(str(row["dim"]), row["axis"], f"{row['exponent']:.2f}")
+        found.append(table)
+    names = ("image_training", "compiled_training")
+    trained = {name: results[name] for name in names if "ratio" in results.get(name, ())}
+    if trained:
+        table = Table("training", "images", "ordinary ms", "full ms", "ratio", "minutes of 10,000")
+        for name, row in trained.items():
+            both = (f"{row[k]['ms']:.2f}" for k in ("erm", "full"))
+            minutes = f"{row['minutes_per_10000']:.1f}"
+            table.add_row(
+                name.removesuffix("_training"), str(row["images"]), *both, f"{row['ratio']:.2f}", minutes
+            )
         found.append(table)
     return found
 
