@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -133,8 +134,9 @@ class EnergyAdaptation:
     def _unpacked(self, table: np.ndarray, network: Network) -> Adapted:
         sources, classes = network.sources, network.classes
         widths = (sources * network.dim, classes, sources * classes, sources, sources, sources)
-        parts = np.split(table, np.cumsum(widths)[:-1], axis=1)
-        feature, probability, per_source, before, after, steps = map(np.ascontiguousarray, parts)
+        ends = accumulate(widths, initial=0)  # faster than `np.split`, and one sample counts
+        parts = (np.ascontiguousarray(table[:, a:b]) for a, b in pairwise(ends))
+        feature, probability, per_source, before, after, steps = parts
         voters = steps if self.sources is None else steps[:, list(self.sources)]
         status = np.where((voters > 0).any(1), MOVED, KEPT_ENERGY_NOT_LOWER)
         if self.settings.num_steps == 0:
