@@ -7,42 +7,14 @@ DIR/results.json            everything together, without samples
 """
 
 import hashlib
-import inspect
 import json
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sourceward.adapters import ADAPTERS
-from sourceward.bench.controls import linear_control
-from sourceward.bench.single_sample import SingleSample
-from sourceward.bench.specs import LINEAR, SINGLE
 from sourceward.errors import InputError
 from sourceward.run_folder import differences
 
 FORMAT = 3
-ROOMS = (
-    "functional",
-    "samplers",
-    "nn",
-    "_sources.py",
-    "negatives.py",
-    "latents.py",
-    "algorithm.py",
-    "votes.py",
-    "distil.py",
-    "settings.py",
-    "learner.py",
-    "train.py",
-    "tuning.py",
-    "estimator.py",
-    "adapters/base.py",
-    "adapters/peer.py",
-    "adapters/classifier.py",
-)
-"""Code that a cell's numbers depend on, whatever the adapter."""
-CONTROL_CODE: dict[str, Any] = {LINEAR: linear_control, SINGLE: SingleSample}
 
 
 def key_of(identity: dict[str, Any]) -> str:
@@ -53,27 +25,6 @@ def key_of(identity: dict[str, Any]) -> str:
     """
     text = json.dumps(identity, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
-
-
-@cache
-def code_version() -> str:
-    """Of the code that trains and walks; a change of it makes other cells."""
-    hasher = hashlib.blake2b(digest_size=6)
-    root = Path(str(files("sourceward")))
-    for room in ROOMS:
-        path = root / room
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            if "backbones" not in file.parts:
-                hasher.update(file.read_bytes())
-    return hasher.hexdigest()
-
-
-@cache
-def adapter_version(name: str) -> str:
-    """Of the file that an adapter is in."""
-    code: Any = ADAPTERS[name] if name in ADAPTERS else CONTROL_CODE[name]
-    source = inspect.getsourcefile(code)
-    return hashlib.blake2b(Path(source).read_bytes() if source else b"", digest_size=6).hexdigest()
 
 
 class Folder:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from sourceward.adapters.base import Unsuitable
-from sourceward.bench.cells import FORMAT, adapter_version, code_version, key_of
+from sourceward.bench.cells import FORMAT, key_of
 from sourceward.bench.checkpoints import Checkpoint, Part, Training, train
+from sourceward.bench.code import adapter_version, code_version
 from sourceward.bench.measures import measure, measure_walk
 from sourceward.bench.samples import saved_and_lost
 from sourceward.bench.specs import CONTROLS, NONE, Spec
@@ -32,6 +33,7 @@ class Job:
         training: how.
         folder: for models.
         pretends: whether the target is a source, left out for selection.
+        raw: whether the data is images or texts.
     """
 
     data: str | DomainDataset
@@ -44,11 +46,12 @@ class Job:
     folder: str
     options: tuple[tuple[str, Any], ...] = ()
     pretends: bool = False
+    raw: bool = False
 
     def training_identity(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "code": code_version(),
+            "code": code_version(self.raw),
             "data": self.fingerprint,
             "left_out": list(self.left_out),
             "seed": self.seed,

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sourceward.bench.cells import FORMAT, Folder, code_version
+from sourceward.bench.cells import FORMAT, Folder
 from sourceward.bench.checkpoints import Training
+from sourceward.bench.code import code_version
 from sourceward.bench.engines import ENGINES, run_jobs
 from sourceward.bench.jobs import CONTROLS, Job, failed_cells, run_job
 from sourceward.bench.provenance import versions
@@ -96,7 +97,7 @@ def bench(
         "settings": _settings(plan, datasets[0].kind),
         "seeds": list(plan.seeds),
         "selection": plan.selection,
-        "versions": versions() | {"code": code_version()},
+        "versions": versions() | {"code": folder.configuration["code"]},
         "classes": classes,
         **results,
     }
@@ -157,6 +158,7 @@ def _jobs(plan: Plan, data: str | DomainDataset, dataset: DomainDataset, out: Pa
         plan.training,
         str((out / "runs").absolute()),
         plan.options,
+        raw=dataset.kind != "features",
     )
     adapters = tuple(spec for spec in plan.specs if spec.name not in CONTROLS)
     groups: dict[tuple[str, ...], list[str]] = {}
@@ -212,7 +214,7 @@ def _configuration(plan: Plan, jobs: Sequence[Job]) -> dict[str, Any]:
     """What must be the same for two commands to share a folder; targets, seeds and adapters may grow."""
     return {
         "format": FORMAT,
-        "code": code_version(),
+        "code": code_version(any(job.raw for job in jobs)),
         "data": {job.name: job.fingerprint for job in jobs},
         "selection": plan.selection,
         "training": plan.training.identity(),

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sourceward._registry import Registry
-from sourceward.bench.cells import code_version, key_of
+from sourceward.bench.cells import key_of
 from sourceward.bench.checkpoints import Checkpoint, Part, Training, train
+from sourceward.bench.code import code_version
 from sourceward.bench.protocol import name_of
 from sourceward.bench.quoted import OFFICE_HOME, PACS, PHEME, Quoted, quoted
 from sourceward.data import DomainDataset, open_dataset
@@ -97,7 +98,8 @@ class Context:
         self, dataset: DomainDataset, training: Training, left_out: tuple[str, ...], seed: int, name: str
     ) -> Checkpoint:
         """One training, or what it left behind the last time."""
-        identity = [code_version(), dataset.fingerprint(), training.identity(), left_out, seed]
+        code = code_version(dataset.kind != "features")
+        identity = [code, dataset.fingerprint(), training.identity(), left_out, seed]
         folder = (
             self.out / "runs" / f"{name}-{'-'.join(left_out)[:60]}-{seed}-{key_of({'of': identity})[:10]}"
         )
