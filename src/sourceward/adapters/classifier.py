@@ -11,29 +11,19 @@ import math
 import torch
 from torch import Tensor
 
+from sourceward.functional.voting import log_vote
 from sourceward.nn import Network
 from sourceward.nn.heads import LinearHead, PrototypeHead
 
 
 def voter_logits(network: Network, feature: Tensor) -> Tensor:
     """(batch, dim) to (voters, sources, batch, classes); a pooled head has two voters or more."""
-    start = feature.expand(network.sources, *feature.shape)
-    prior, own = network.prior(start), network.posterior(network.centers)
-    latent = None if prior is None else prior.mean
-    logits = [network.head(start, latent, None if own is None else own.mean)]
-    if network.head.pooled:
-        pooled = network.posterior(network.centers.mean(0).expand_as(network.centers))
-        logits.append(network.head(start, latent, None if pooled is None else pooled.mean))
+    logits = network.voter_logits(feature)
     if voices := int(network.voices):
         weight, bias = network.discriminant()
-        logits += [start @ weight.T + bias] * voices
-    return torch.stack(logits)
-
-
-def log_vote(logits: Tensor) -> Tensor:
-    """Log of the mean probability over voters and sources: (batch, classes)."""
-    each = logits.log_softmax(-1).flatten(0, 1)
-    return each.logsumexp(0) - math.log(len(each))
+        said = (feature @ weight.T + bias).expand(voices, *logits.shape[1:])
+        logits = torch.cat([logits, said])
+    return logits
 
 
 def entropy(log_probability: Tensor) -> Tensor:
@@ -66,3 +56,6 @@ def class_weights(network: Network) -> Tensor:
     weights = (weights + pooled.mean) / 2
     voices = int(network.voices)
     return (2 * weights + voices * network.discriminant()[0] * math.sqrt(network.dim)) / (2 + voices)
+
+
+__all__ = ["class_weights", "classifier_energy", "entropy", "log_vote", "voter_logits"]

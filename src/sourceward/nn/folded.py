@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sourceward.functional import ChainWeights, swish
 from sourceward.functional.leap import LeapWeights
 from sourceward.functional.rows import laid_out, matmul
+from sourceward.functional.voting import vote
 from sourceward.nn.heads import Head
 from sourceward.nn.latent import LatentNet
 from sourceward.nn.network import Network
@@ -71,7 +72,7 @@ class Folded:
         if self.voter_share is None or self.voter_bias is None:
             return self.head(feature, latent, self.class_latent).softmax(-1)
         logits = self.head(feature, latent, self.voters) + self.voter_bias
-        return (logits.unflatten(-1, (len(self.voter_share), -1)).softmax(-1) * self.voter_share).sum(-2)
+        return vote(logits.unflatten(-1, (len(self.voter_share), -1)), self.voter_share)
 
     def prior_mean(self, feature: Tensor) -> Tensor:
         """The mean of p(z|x), without its std: (batch, dim)."""

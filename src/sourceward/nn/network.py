@@ -17,6 +17,7 @@ from sourceward.functional import (
     whitening,
 )
 from sourceward.functional.rows import times
+from sourceward.functional.voting import log_vote
 from sourceward.nn.energy import StackedEnergy
 from sourceward.nn.heads import HEADS, Head
 from sourceward.nn.latent import LatentNet
@@ -170,19 +171,19 @@ class Network(nn.Module):
         tried = torch.logspace(-3, 1, 41).to(logits) / self.scale.square()
         losses = [cross_entropy(logits * value, label) for value in tried]
         self.sharpness.copy_(tried[torch.stack(losses).argmin()])
-        share = mixing_share(self._learned(feature), (logits * self.sharpness).softmax(-1), label)
+        learned, own = log_vote(self.voter_logits(feature)).exp(), (logits * self.sharpness).softmax(-1)
+        share = mixing_share(learned, own, label)
         self.voices.fill_(2 if share > MAJORITY else 0)
 
-    def _learned(self, feature: Tensor) -> Tensor:
-        """What the two classifiers of a pooled head answer, over all sources: (batch, classes)."""
-        rows, together = feature.expand(self.sources, -1, -1), self.centers.mean(0).expand_as(self.centers)
-        votes = []
-        for centers in (self.centers, together):
-            prior, posterior = self.prior(rows), self.posterior(centers)
-            assert prior is not None
-            assert posterior is not None
-            votes.append(self.head(rows, prior.mean, posterior.mean).softmax(-1).mean(0))
-        return (votes[0] + votes[1]) / 2
+    def voter_logits(self, feature: Tensor) -> Tensor:
+        """What the head's classifiers say at the means of the latents, one or, pooled, two of each source:
+        (batch, dim) to (voters, sources, batch, classes)."""
+        rows, voters = feature.expand(self.sources, *feature.shape), [self.centers]
+        if self.head.pooled:
+            voters.append(self.centers.mean(0).expand_as(self.centers))
+        prior, posteriors = self.prior(rows), map(self.posterior, voters)
+        latent = None if prior is None else prior.mean
+        return torch.stack([self.head(rows, latent, None if q is None else q.mean) for q in posteriors])
 
     def batch_centers(self, feature: Tensor, label: Tensor) -> Tensor:
         """Class centres of the current batch; the stored centre where a class is missing from it."""
