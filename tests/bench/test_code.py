@@ -7,9 +7,9 @@ import pytest
 
 from sourceward.adapters import ADAPTERS
 from sourceward.bench import code
-from sourceward.bench.checkpoints import Training
 from sourceward.bench.jobs import Job
 from sourceward.bench.specs import Spec
+from sourceward.bench.training import Training
 
 
 @pytest.fixture

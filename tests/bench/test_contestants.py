@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sourceward.bench.checkpoints import Training
 from sourceward.bench.protocol import Plan, bench
 from sourceward.bench.specs import Spec, parse_specs
+from sourceward.bench.training import Training
 from sourceward.errors import InputError
 from tests.bench.test_protocol import QUICK, feature_file
 from tests.tiny_runs import FINETUNE, TINY, image_folder

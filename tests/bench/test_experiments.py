@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sourceward.bench.checkpoints import Training
 from sourceward.bench.experiments import EXPERIMENTS, Context, list_experiments
 from sourceward.bench.experiments.base import known_as
 from sourceward.bench.experiments.scores import Scores
 from sourceward.bench.reproduce import reproduce
+from sourceward.bench.training import Training
 from sourceward.data import open_dataset
 from sourceward.errors import InputError
 from tests.helpers import make_domains

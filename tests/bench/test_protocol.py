@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from sourceward.bench.cells import key_of
-from sourceward.bench.checkpoints import Training, in_order, train
+from sourceward.bench.checkpoints import in_order
 from sourceward.bench.jobs import run_job
 from sourceward.bench.protocol import Plan, _jobs, bench
 from sourceward.bench.specs import Spec, parse_specs
+from sourceward.bench.training import Training, _two_stage, train
 from sourceward.data import open_dataset
 from sourceward.errors import InputError
 from tests.helpers import make_domains
@@ -292,3 +293,18 @@ def test_a_job_that_cannot_train_fails_in_all_its_cells(file, tmp_path):
     cells = run_job(job)
     assert len(cells) == 4
     assert all("No such file" in cell["failed"] for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("options", "asks"),
+    [
+        ({}, True),
+        ({"settings": {"recipe": "joint"}}, False),
+        ({"preset": "pacs-resnet18"}, False),
+        ({"preset": "pacs-resnet18", "settings": {"recipe": "two-stage"}}, True),
+        ({"freeze": True}, False),
+        ({"last": False}, False),
+    ],
+)
+def test_the_last_weights_are_asked_of_stage_one_where_there_is_one(options, asks):
+    assert _two_stage(Training(**{"last": True, **options})) == asks

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from sourceward.bench.checkpoints import Training
 from sourceward.bench.protocol import Plan, bench
 from sourceward.bench.specs import parse_specs
+from sourceward.bench.training import Training
 from sourceward.errors import InputError
 from sourceward.report.bench import bench_page, headline
 from sourceward.report.document import document

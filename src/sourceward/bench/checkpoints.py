@@ -1,12 +1,10 @@
 """One training, and everything that is asked of it: the same weights and features for every adapter."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,62 +17,9 @@ from sourceward.bench.controls import Answer, linear_control, single_sample_cont
 from sourceward.bench.specs import AUTO, LINEAR, NONE, OURS, SINGLE, Spec
 from sourceward.bench.throughput import inner_backbone, measure_encoding
 from sourceward.data import DomainDataset
-from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
 from sourceward.nn import Network
 from sourceward.settings import AdaptSettings
-
-LAST = "last.safetensors"
-STEPS = 10
-"""Of a fit that is asked for other numbers of steps anyway."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """How checkpoints are made.
-
-    Args:
-        settings: of `EnergyAdapter` for features, of `fit` for images and texts.
-        device: `cpu`, `cuda` or `auto`.
-        hold_out: keep the validation rows of the sources out of training. `fit` always does.
-        last: take the last iteration's weights, whatever source validation says.
-        backbone, weights, freeze, preset: of `fit`.
-        tune: let features find their number of steps; `fit` always does. Weights are the same either way.
-    """
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    device: str = "auto"
-    hold_out: bool = True
-    last: bool = False
-    backbone: str | None = None
-    weights: str | None = "default"
-    freeze: bool = False
-    preset: str | None = None
-    tune: bool = False
-
-    def identity(self) -> dict[str, Any]:
-        """What the trained weights depend on."""
-        return {name: value for name, value in asdict(self).items() if name != "tune"}
-
-    def check(self, kind: str) -> None:
-        """Refuse what makes no sense before the work."""
-        from sourceward.fit_settings import settings_for
-        from sourceward.presets import PRESETS
-
-        chosen = PRESETS[self.preset] if self.preset is not None else None
-        if kind == "features":
-            if chosen or self.backbone or self.freeze:
-                raise InputError(
-                    "Features need no backbone and no preset: leave them out, or name raw images or texts."
-                )
-            known = EnergyAdapter().get_params()
-            for name in self.settings:
-                if name not in known:
-                    raise unknown_name("setting", name, known)
-            EnergyAdapter(**self.settings)._check_settings()
-        else:
-            trains = not self.freeze
-            settings_for(trains, chosen.settings if chosen and trains else None, self.settings)
 
 
 @dataclass(frozen=True)
@@ -236,116 +181,6 @@ class Checkpoint:
         return EnergyAdaptation(settings)(self.network, part.feature)
 
 
-def train(
-    data: DomainDataset, training: Training, left_out: tuple[str, ...], seed: int, folder: Path
-) -> Checkpoint:
-    """The checkpoint of one (data, target, seed), from `folder` where it lies there already."""
-    make = _on_features if data.kind == "features" else _on_inputs
-    checkpoint = make(data, training, left_out, seed, folder)
-    checkpoint.info |= {"seed": seed, "hold_out": training.hold_out or data.kind != "features"}
-    return checkpoint
-
-
-def _on_features(
-    data: DomainDataset, training: Training, left_out: tuple[str, ...], seed: int, folder: Path
-) -> Checkpoint:
-    sources = data.without(left_out)
-    rows = sources.train_val_indices()[0] if training.hold_out else np.arange(len(sources))
-    file, notes = folder / "estimator.safetensors", folder / "notes.json"
-    info: dict[str, Any] = json.loads(notes.read_text()) if file.exists() and notes.exists() else {}
-    if info and (info["tuned"] or not training.tune):
-        estimator = EnergyAdapter.load(file)
-        estimator.network_.to(_device(training.device))
-    else:
-        part, start = sources.select(rows), time.perf_counter()
-        names = np.asarray(sources.domain_names)[part.domains]
-        steps = {"num_steps": AUTO if training.tune else STEPS}
-        given: dict[str, Any] = (
-            {"random_state": seed, "verbose": False, "device": training.device} | steps | training.settings
-        )
-        estimator = EnergyAdapter(**given).fit(
-            np.asarray(part.items, dtype=np.float32), part.labels, sample_domain=names
-        )
-        info = {"rows": len(part), "fit_seconds": time.perf_counter() - start, "tuned": training.tune}
-        info["fit_peak_memory_mb"] = peak_memory()
-        info["promise"] = plain(getattr(estimator, "promise_", None))
-        folder.mkdir(parents=True, exist_ok=True)
-        estimator.save(file)
-        notes.write_text(json.dumps(info))
-
-    def encode(dataset: DomainDataset) -> Tensor:
-        inputs = torch.from_numpy(np.asarray(dataset.items, dtype=np.float32))
-        with torch.no_grad():
-            return estimator.network_.features(inputs.to(estimator.network_.scale.device))
-
-    return Checkpoint(
-        estimator.network_,
-        tuple(map(str, estimator.sources_)),
-        np.asarray(estimator.classes_),
-        data,
-        left_out,
-        estimator._test_time(),
-        encode,
-        estimator,
-        info,
-    )
-
-
-def _on_inputs(
-    data: DomainDataset, training: Training, left_out: tuple[str, ...], seed: int, folder: Path
-) -> Checkpoint:
-    from sourceward.evaluation import dataset_features
-    from sourceward.fitting import fit
-    from sourceward.model import load
-
-    out = folder / "model"
-    model = fit(
-        data,
-        out=out,
-        target=left_out,
-        backbone=training.backbone,
-        weights=training.weights,
-        freeze=training.freeze,
-        preset=training.preset,
-        settings=training.settings | ({"finetune.select": "last"} if _two_stage(training) else {}),
-        device=training.device,
-        seed=seed,
-        progress=False,
-    )
-    if training.last and (out / LAST).exists():
-        model = load(out, training.device, weights=LAST)
-    metrics = model.info["metrics"]
-    info = {
-        "rows": model.info["data"]["samples"],
-        "fit_seconds": metrics["seconds"],
-        "fit_peak_memory_mb": peak_memory(),
-        "promise": plain(model.info.get("promise") or metrics.get("promise")),
-        "validation": metrics,
-        "validation_fraction": model.info["training"]["settings"]["validation_fraction"],
-        "backbone": model.info["training"]["backbone"],
-        "frozen": training.freeze,
-        "cost": plain(model.info.get("cost")),
-    }
-    return Checkpoint(
-        model.network,
-        tuple(model.sources),
-        np.array([data.classes.index(name) for name in model.classes]),
-        data,
-        left_out,
-        model.settings,
-        lambda dataset: dataset_features(model, dataset, False),
-        None,
-        info,
-        model.asked,
-    )
-
-
-def _two_stage(training: Training) -> bool:
-    """Whether the last weights of a fine-tuned backbone are asked for."""
-    joint = training.preset is not None or training.settings.get("recipe") == "joint"
-    return training.last and not training.freeze and not joint
-
-
 def in_order(adapted: Adapted, order: np.ndarray) -> Adapted:
     """Row `order[i]` of the result is row i of the stream."""
     place = np.argsort(order)
@@ -365,33 +200,3 @@ def changed(estimator: EnergyAdapter, options: dict[str, Any]) -> Iterator[Energ
         yield estimator.set_params(**options)
     finally:
         estimator.set_params(**{name: own[name] for name in options})
-
-
-def plain(value: Any) -> Any:
-    """As JSON values: dataclasses and named tuples become dictionaries, arrays lists."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if hasattr(value, "_asdict"):
-        return plain(value._asdict())
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
-def peak_memory() -> float:
-    """Of the device when there is one, otherwise of the process, in MB (2^20 bytes)."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**20
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-
-
-def _device(name: str) -> torch.device:
-    from sourceward.parallel import choose_device
-
-    return choose_device(name)

@@ -46,6 +46,7 @@ ROOMS = (
     "adapters/peer.py",
     "adapters/classifier.py",
     "bench/checkpoints.py",
+    "bench/training.py",
     "bench/measures.py",
 )
 """Code that a cell's numbers depend on, whatever the data and the adapter."""

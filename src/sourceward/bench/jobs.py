@@ -10,11 +10,12 @@ import numpy as np
 
 from sourceward.adapters.base import Unsuitable
 from sourceward.bench.cells import FORMAT, key_of
-from sourceward.bench.checkpoints import Checkpoint, Part, Training, train
+from sourceward.bench.checkpoints import Checkpoint, Part
 from sourceward.bench.code import adapter_version, code_version
 from sourceward.bench.measures import measure, measure_walk
 from sourceward.bench.samples import saved_and_lost
 from sourceward.bench.specs import CONTROLS, NONE, Spec
+from sourceward.bench.training import Training, train
 from sourceward.data import DomainDataset, open_dataset
 
 

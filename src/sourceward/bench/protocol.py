@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from sourceward.bench.cells import FORMAT, Folder
-from sourceward.bench.checkpoints import Training
 from sourceward.bench.code import code_version
 from sourceward.bench.engines import ENGINES, run_jobs
 from sourceward.bench.jobs import CONTROLS, Job, failed_cells, run_job
@@ -19,6 +18,7 @@ from sourceward.bench.provenance import versions
 from sourceward.bench.selection import SELECTIONS
 from sourceward.bench.specs import Spec, needs_tuning
 from sourceward.bench.summary import summarize
+from sourceward.bench.training import Training
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.errors import InputError, unknown_name
 

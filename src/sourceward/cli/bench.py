@@ -72,11 +72,11 @@ def bench(
         return
     if only:
         raise InputError(f"Expected `--only` after `bench speed`, but got it for {' '.join(data)}.")
-    from sourceward.bench.checkpoints import Training
     from sourceward.bench.protocol import Plan
     from sourceward.bench.protocol import bench as run
     from sourceward.bench.provenance import command
     from sourceward.bench.specs import parse_specs
+    from sourceward.bench.training import Training
     from sourceward.fit_settings import parse_assignments
     from sourceward.report.page import write_whole
 

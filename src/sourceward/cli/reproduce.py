@@ -40,10 +40,10 @@ def reproduce(
 
     Trained models stay in OUT/runs and are not trained again.
     """
-    from sourceward.bench.checkpoints import Training
     from sourceward.bench.experiments import EXPERIMENTS, Context
     from sourceward.bench.provenance import command
     from sourceward.bench.reproduce import reproduce as run
+    from sourceward.bench.training import Training
     from sourceward.fit_settings import parse_assignments
 
     EXPERIMENTS[name]  # an unknown one is answered with the nearest names

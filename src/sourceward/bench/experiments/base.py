@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from sourceward._registry import Registry
 from sourceward.bench.cells import key_of
-from sourceward.bench.checkpoints import Checkpoint, Part, Training, train
+from sourceward.bench.checkpoints import Checkpoint, Part
 from sourceward.bench.code import code_version
 from sourceward.bench.protocol import name_of
 from sourceward.bench.quoted import OFFICE_HOME, PACS, PHEME, Quoted, quoted
+from sourceward.bench.training import Training, train
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.errors import InputError, unknown_name
 from sourceward.report.page import Table
