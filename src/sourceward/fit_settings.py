@@ -4,12 +4,10 @@ import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from sourceward.data.augment import Augmentation
-from sourceward.errors import InputError, unknown_name
+from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
 from sourceward.finetune import FineTuneSettings
 from sourceward.functional import Coefficients
@@ -18,6 +16,7 @@ from sourceward.parallel import choose_device
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
 from sourceward.tuning import LENGTHS
+from sourceward.values import parse_assignments, read_config, typed
 
 _ESTIMATOR = {name: p.default for name, p in inspect.signature(EnergyAdapter).parameters.items()}
 
@@ -245,8 +244,8 @@ class FitSettings:
                 raise InputError(f"Expected settings in `{name}`, such as {name}.X=1, but got {inner!r}.")
             inner = dict(inner)
             inner |= {k.partition(".")[2]: v for k, v in values.items() if k.startswith(f"{name}.")}
-            nested[name] = replace(getattr(self, name), **_typed(kind, inner))
-        return replace(self, **_typed(FitSettings, plain), **nested)
+            nested[name] = replace(getattr(self, name), **typed(kind, inner))
+        return replace(self, **typed(FitSettings, plain), **nested)
 
 
 def settings_for(trains_backbone: bool, *layers: Mapping[str, Any] | None) -> FitSettings:
@@ -261,66 +260,4 @@ def settings_for(trains_backbone: bool, *layers: Mapping[str, Any] | None) -> Fi
     return settings
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
-    """Settings from a JSON file."""
-    try:
-        values = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise InputError(f"'{path}' cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise InputError(f"Expected JSON in '{path}', but {error}.") from None
-    if not isinstance(values, dict):
-        raise InputError(f"Expected an object like {{\"max_iter\": 500}} in '{path}', but got {values!r}.")
-    return values
-
-
-def parse_assignments(texts: list[str]) -> dict[str, Any]:
-    """`key=value` texts.
-
-    >>> parse_assignments(["max_iter=500", "sampler=nesterov"])
-    {'max_iter': 500, 'sampler': 'nesterov'}
-    """
-    values = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise InputError(f"Expected --set key=value, but got {text!r}.")
-        values[key.strip()] = _literal(value)
-    return values
-
-
-def _literal(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None if text.lower() == "none" else text
-
-
-def _typed(owner: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with the types that the fields of `owner` declare, or an error that says which."""
-    hints = get_type_hints(owner)
-    known = [f.name for f in fields(owner)]
-    result = {}
-    for name, value in values.items():
-        if name not in known:
-            raise unknown_name("setting", name, known)
-        result[name] = _as_type(name, value, hints[name])
-    return result
-
-
-def _as_type(name: str, value: Any, hint: Any) -> Any:
-    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    if isinstance(value, str) and (str not in options or isinstance(_literal(value), int)):
-        value = _literal(value)
-    for option in options:
-        wanted = get_origin(option) or option
-        if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if wanted is tuple and isinstance(value, list | tuple):
-            return tuple(value)
-        if isinstance(value, wanted) and (wanted is not int or not isinstance(value, bool)):
-            return value
-    names = " or ".join(
-        getattr(option, "__name__", str(option)).replace("NoneType", "null") for option in options
-    )
-    raise InputError(f"Expected setting `{name}` to be {names}, but got {value!r}.")
+__all__ = ["JOINT", "TWO_STAGE", "FitSettings", "parse_assignments", "read_config", "settings_for"]

@@ -7,10 +7,8 @@ README.md           the model card
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +16,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sourceward._model_file import (
+    CARD,
+    CONFIG,
+    FORMAT_VERSION,
+    OWN,
+    WEIGHTS,
+    describe_model,
+    read_model_config,
+    restore_network,
+)
 from sourceward.adapters import Adapted, EnergyAdaptation
 from sourceward.adapters.base import join
 from sourceward.ahead import ahead, send
-from sourceward.data.decode import decode_image, map_threads, resize_arrays
 from sourceward.encoder import ImageEncoder
 from sourceward.errors import InputError, unknown_name
 from sourceward.inputs import image_geometry, rows_per_pass
+from sourceward.items import describe, is_matrix, items_of, read_images
 from sourceward.nn import Network, folded
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.projection import Projected
 from sourceward.parallel import choose_device
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings
-from sourceward.storage import load_tensors, save_tensors
-
-FORMAT_VERSION = 1
-OWN = ("format_version", "kind", "classes", "sources", "network", "backbone", "projected_from", "adapt")
-"""Keys of config.json that build the model; the rest is `Model.info`."""
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+from sourceward.storage import save_tensors, write_text
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,8 @@ class Model:
             sources: the sources that vote; all when None.
             trajectory: keep every point of the walk.
         """
-        if self.kind == "image" and self.device.type == "cuda" and not _is_matrix(inputs) and not trajectory:
-            items = _items(inputs)
+        if self.kind == "image" and self.device.type == "cuda" and not is_matrix(inputs) and not trajectory:
+            items = items_of(inputs)
             if len(items):
                 return self._adapt_ahead(items, num_steps, sources)
         return self.adapt_features(self.features(inputs), num_steps, sources, trajectory)
@@ -195,13 +198,13 @@ class Model:
     def features(self, inputs: Any) -> Tensor:
         """Rescaled features (n, dim) of whatever `predict` takes."""
         self.network.eval()
-        if _is_matrix(inputs):
+        if is_matrix(inputs):
             return self._scaled(torch.as_tensor(np.asarray(inputs, dtype=np.float32)))
         if self.backbone is None:
             raise InputError(
-                f"Expected a float matrix of features, a row for each sample, but got {_describe(inputs)}."
+                f"Expected a float matrix of features, a row for each sample, but got {describe(inputs)}."
             )
-        items, step = _items(inputs), rows_per_pass(self.device)
+        items, step = items_of(inputs), rows_per_pass(self.device)
         parts = [self._encode(items[i : i + step]) for i in range(0, len(items), step)]
         return torch.cat(parts) if parts else torch.zeros(0, self.network.dim, device=self.device)
 
@@ -228,22 +231,7 @@ class Model:
 
     def config(self) -> dict[str, Any]:
         """Everything but tensors and tokenizer, as JSON values."""
-        network = self.network
-        shape = {"sources": network.sources, "classes": network.classes, "dim": network.dim}
-        shape["hidden"] = network.energy.matrices[0].shape[1]
-        head = next(name for name, kind in _heads().items() if type(network.head) is kind)
-        config = {
-            "format_version": FORMAT_VERSION,
-            "kind": self.kind,
-            "classes": list(self.classes),
-            "sources": list(self.sources),
-            "network": {**shape, "head": head, "dropout": network.energy.dropout},
-            "backbone": None if self.backbone is None else self.backbone.config(),
-            "projected_from": None if self.projection is None else len(self.projection.projection),
-            "adapt": asdict(self.settings),
-            **self.info,
-        }
-        return json.loads(json.dumps(config))
+        return describe_model(self)
 
     @classmethod
     def load(
@@ -264,18 +252,7 @@ class Model:
         """
         folder, place = Path(folder), choose_device(device)
         config = read_model_config(folder)
-        tensors, _ = load_tensors(folder / weights)
-        backbone: torch.nn.Module | None = None
-        if config["backbone"] is not None:
-            backbone = Backbone.from_config(config["backbone"], assets=folder, module=module)
-        if config["projected_from"] is not None:
-            backbone = Projected(backbone, torch.zeros(config["projected_from"], config["network"]["dim"]))
-        network = Network(**config["network"], backbone=backbone)
-        try:
-            network.load_state_dict(tensors)
-        except RuntimeError as error:
-            first = str(error).splitlines()[-1].strip()
-            raise InputError(f"'{folder / weights}' does not fit its config.json ({first}).") from None
+        network = restore_network(folder, config, weights, module)
         adapt = dict(config["adapt"])
         settings = AdaptSettings(**{**adapt, "step": StepSettings(**adapt["step"])})
         info = {key: value for key, value in config.items() if key not in OWN}
@@ -316,15 +293,7 @@ class Model:
         """uint8 images of the model's own size, on the host."""
         assert self.backbone is not None
         assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
-        shape = image_geometry(self.backbone.preprocessing)
-        if isinstance(items, Tensor):
-            items = items.cpu().numpy()
-        if isinstance(items, np.ndarray) and items.ndim == 4:
-            return resize_arrays(items, shape)
-        if len(items) > 1 and all(isinstance(item, str | Path) for item in items):
-            read = map_threads(lambda row: _image(items[row], shape), range(len(items)), None)
-            return torch.stack([*read])
-        return torch.stack([_image(item, shape) for item in items])  # an open image is no thing for threads
+        return read_images(items, image_geometry(self.backbone.preprocessing))
 
     def _encoder(self) -> ImageEncoder:
         assert self.backbone is not None
@@ -359,81 +328,3 @@ class Model:
 def load(folder: str | Path, device: str | torch.device = "auto", **options: Any) -> Model:
     """Load a model folder; see `Model.load`."""
     return Model.load(folder, device, **options)
-
-
-def read_model_config(folder: Path) -> dict[str, Any]:
-    file = folder / CONFIG
-    if not file.is_file():
-        unfinished = (folder / "checkpoint.safetensors").exists() or (folder / "run.json").exists()
-        hint = "Its training has not finished: run the same `fit` again." if unfinished else "Check the path."
-        raise InputError(f"Expected a model folder at '{folder}', but found no {CONFIG} there. {hint}")
-    try:
-        config = json.loads(file.read_text())
-        version = int(config["format_version"])
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"'{file}' is damaged, or of another program.") from None
-    if version > FORMAT_VERSION:
-        raise InputError(
-            f"'{folder}' has format {version}, and this sourceward reads up to {FORMAT_VERSION}. "
-            "It was written by a newer one: run `pip install -U sourceward`."
-        )
-    return config
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _heads() -> dict[str, type]:
-    from sourceward.nn.heads import HEADS
-
-    return {name: HEADS[name] for name in HEADS}
-
-
-def _image(item: Any, shape: Any) -> Tensor:
-    if isinstance(item, np.ndarray) and item.ndim == 3:
-        from PIL import Image
-
-        item = Image.fromarray(item)
-    elif isinstance(item, Tensor) and item.ndim == 3:
-        return resize_arrays(item[None].cpu().numpy(), shape)[0]
-    try:
-        return torch.from_numpy(decode_image(item, shape))
-    except Exception as error:  # every format of PIL has its own exceptions for broken files
-        what = f"'{item}'" if isinstance(item, str | Path) else _describe(item)
-        raise InputError(f"Expected an image, but {what} cannot be read as one: {error}.") from None
-
-
-def _items(inputs: Any) -> Any:
-    """Many inputs, or one alone."""
-    return [inputs] if isinstance(inputs, str | Path) or hasattr(inputs, "getpixel") else inputs
-
-
-def _is_matrix(inputs: Any) -> bool:
-    if isinstance(inputs, Tensor):
-        return inputs.ndim == 2 and inputs.is_floating_point()
-    if isinstance(inputs, np.ndarray):
-        return inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.number)
-    return (
-        isinstance(inputs, list)
-        and bool(inputs)
-        and isinstance(inputs[0], list | np.ndarray)
-        and (np.ndim(inputs[0]) == 1)
-    )
-
-
-def _describe(inputs: Any) -> str:
-    if isinstance(inputs, np.ndarray | Tensor):
-        return f"an array of shape {tuple(inputs.shape)}"
-    if isinstance(inputs, list | tuple) and inputs:
-        return f"a list of {type(inputs[0]).__name__}"
-    return type(inputs).__name__

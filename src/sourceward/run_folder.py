@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from sourceward._model_file import CONFIG
 from sourceward.errors import InputError
-from sourceward.model import CONFIG, write_text
+from sourceward.storage import write_text
 
 CHECKPOINT, LAST = "checkpoint.safetensors", "last.safetensors"
 FINETUNED, HEADS = "finetuned.safetensors", "heads.safetensors"

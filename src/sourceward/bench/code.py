@@ -64,8 +64,10 @@ RAW_ROOMS = (
     "finetune.py",
     "selection.py",
     "fit_settings.py",
+    "values.py",
     "presets.py",
     "inputs.py",
+    "items.py",
     "stage.py",
     "two_stage.py",
     "crossfit.py",
@@ -82,6 +84,7 @@ IDLE = (
     "bench",  # cells themselves: `FORMAT`
     "report",
     "_estimator_file.py",
+    "_model_file.py",
     "_registry.py",
     "ahead.py",
     "card.py",

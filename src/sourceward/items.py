@@ -1,0 +1,64 @@
+"""What a caller may hand to a model: images in many forms, texts, or a matrix of features."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sourceward.data.decode import Geometry, decode_image, map_threads, resize_arrays
+from sourceward.errors import InputError
+
+
+def read_images(items: Any, shape: Geometry) -> Tensor:
+    """uint8 (n, 3, height, width) of paths, PIL images, arrays, or one array or tensor of all."""
+    if isinstance(items, Tensor):
+        items = items.cpu().numpy()
+    if isinstance(items, np.ndarray) and items.ndim == 4:
+        return resize_arrays(items, shape)
+    if len(items) > 1 and all(isinstance(item, str | Path) for item in items):
+        read = map_threads(lambda row: read_image(items[row], shape), range(len(items)), None)
+        return torch.stack([*read])
+    return torch.stack([read_image(item, shape) for item in items])  # an open image is no thing for threads
+
+
+def read_image(item: Any, shape: Geometry) -> Tensor:
+    """uint8 (3, height, width)."""
+    if isinstance(item, np.ndarray) and item.ndim == 3:
+        from PIL import Image
+
+        item = Image.fromarray(item)
+    elif isinstance(item, Tensor) and item.ndim == 3:
+        return resize_arrays(item[None].cpu().numpy(), shape)[0]
+    try:
+        return torch.from_numpy(decode_image(item, shape))
+    except Exception as error:  # every format of PIL has its own exceptions for broken files
+        what = f"'{item}'" if isinstance(item, str | Path) else describe(item)
+        raise InputError(f"Expected an image, but {what} cannot be read as one: {error}.") from None
+
+
+def items_of(inputs: Any) -> Any:
+    """Many inputs, or one alone."""
+    return [inputs] if isinstance(inputs, str | Path) or hasattr(inputs, "getpixel") else inputs
+
+
+def is_matrix(inputs: Any) -> bool:
+    if isinstance(inputs, Tensor):
+        return inputs.ndim == 2 and inputs.is_floating_point()
+    if isinstance(inputs, np.ndarray):
+        return inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.number)
+    return (
+        isinstance(inputs, list)
+        and bool(inputs)
+        and isinstance(inputs[0], list | np.ndarray)
+        and (np.ndim(inputs[0]) == 1)
+    )
+
+
+def describe(inputs: Any) -> str:
+    if isinstance(inputs, np.ndarray | Tensor):
+        return f"an array of shape {tuple(inputs.shape)}"
+    if isinstance(inputs, list | tuple) and inputs:
+        return f"a list of {type(inputs[0]).__name__}"
+    return type(inputs).__name__
