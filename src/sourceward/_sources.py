@@ -1,13 +1,14 @@
 """From one matrix and a domain column to one labelled part per source, with what is wrong said plainly."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.errors import InputError
+from sourceward.errors import InputError, unknown_name
 
 
 def encode_sources(
@@ -94,3 +95,17 @@ def fingerprint_of(parts: list[Any], shifted: Any, settings: tuple[Any, ...]) ->
         digest.update(x.cpu().numpy().tobytes())
         digest.update(y.cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def source_numbers(sources: Sequence[Any] | None, known: Sequence[Any]) -> tuple[int, ...] | None:
+    """Numbers of the sources that are named; None where none are, for all."""
+    if sources is None:
+        return None
+    if not len(sources):
+        names = ", ".join(map(str, known))
+        raise InputError(f"Expected one or more `sources`, but got none. Known: {names}.")
+    number = {name: place for place, name in enumerate(known)}
+    for name in sources:
+        if name not in number:
+            raise unknown_name("source", name, map(str, known))
+    return tuple(number[name] for name in sources)

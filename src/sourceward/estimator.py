@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
+from sklearn.utils.validation import check_is_fitted
 
 from sourceward._estimator_file import describe, restore
-from sourceward._sources import encode_sources, fingerprint_of, held_out, split_sources
+from sourceward._estimator_input import drawn_seed, shifted_part, validated
+from sourceward._sources import encode_sources, fingerprint_of, held_out, source_numbers, split_sources
 from sourceward.adapters import Adapted, EnergyAdaptation
 from sourceward.distil import distil
-from sourceward.errors import InputError, unknown_name
+from sourceward.errors import InputError
 from sourceward.functional import Coefficients, spread
 from sourceward.functional.trust import BY_ENERGY
 from sourceward.nn import Network
@@ -184,7 +182,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         """
         for name in ("network_", "trust_"):
             self.__dict__.pop(name, None)  # a fit that fails leaves nothing half fitted
-        X, y = self._validate(X, y, reset=True)
+        X, y = validated(self, X, y, reset=True)
         self._check_settings()
         X, y, names, source = encode_sources(X, y, sample_domain)
         self.classes_, label = np.unique(y, return_inverse=True)
@@ -192,8 +190,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             raise InputError(f"Expected 2 or more classes in `y`, but got 1 class: {self.classes_.tolist()}.")
         self.sources_ = names
         parts = split_sources(X, label, source, names, self.classes_, self.allow_missing)
-        shifted = self._shifted(X_shifted, y_shifted)
-        self._seed = self._draw_seed()
+        shifted = shifted_part(self, X_shifted, y_shifted)
+        self._seed = drawn_seed(self.random_state, self.checkpoint)
         self.network_ = self._fit_network(parts, shifted, self.checkpoint)
         self.n_iter_, self._head = self.max_iter, self.head
         self.num_steps_, self.adapts_, self.trust_, self.promise_ = self._tune(parts, shifted)
@@ -218,8 +216,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             trajectory: keep every point of the walk.
         """
         check_is_fitted(self, "network_")
-        X = self._validate(X)
-        adapter = EnergyAdaptation(self._test_time(), self._source_numbers(sources), trajectory)
+        X = validated(self, X)
+        adapter = EnergyAdaptation(self._test_time(), source_numbers(sources, self.sources_), trajectory)
         with torch.no_grad():
             feature = self.network_.features(torch.from_numpy(X).to(self.network_.scale.device))
         adapted = adapter(self.network_, feature)
@@ -380,64 +378,12 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             objective=self.objective,
         )
 
-    def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool = False) -> Any:
-        """scikit-learn's checks as input errors, and our own for values that are not finite."""
-        try:
-            with np.errstate(over="ignore"):  # what float32 cannot hold is infinity, and found below
-                checked = validate_data(self, X, y, dtype=np.float32, reset=reset, ensure_all_finite=False)
-            if not isinstance(y, str):
-                check_classification_targets(checked[1])
-        except ValueError as error:
-            raise InputError(str(error)) from None
-        finite = np.isfinite(checked if isinstance(y, str) else checked[0]).all(1)
-        if not finite.all():
-            raise InputError(
-                f"Expected finite features, but got NaN or infinity in {(~finite).sum()} of {len(finite)} "
-                f"rows, the first at row {finite.argmin()}. Drop or impute them."
-            )
-        return checked
-
-    def _draw_seed(self) -> int:
-        if self.checkpoint is not None and self.random_state is None:
-            raise InputError(
-                "Expected a `random_state` beside `checkpoint`, but got None. Set one: a training that goes "
-                "on has to draw the same numbers."
-            )
-        try:
-            return int(check_random_state(self.random_state).randint(2**31 - 1))
-        except ValueError as error:
-            raise InputError(f"Expected `random_state` to be an integer, but {error}.") from None
-
     def _check_settings(self) -> None:
         """Refuse a wrong setting before an hour of training, not after it."""
         self._test_time(LENGTHS[0] if self.num_steps == "auto" else self.num_steps).check()
         self._train_settings()
         if not isinstance(self.leap_steps, Integral) or self.leap_steps < 1:
             raise InputError(f"Expected `leap_steps` to be 1 or more, but got {self.leap_steps!r}.")
-
-    def _shifted(self, X: Any, y: Any) -> tuple[Tensor, Tensor] | None:
-        if X is None and y is None:
-            return None
-        if X is None or y is None:
-            raise InputError("Expected `X_shifted` and `y_shifted` together, but got only one of them.")
-        X, y = self._validate(X, y)
-        unknown = sorted(set(y.tolist()) - set(self.classes_.tolist()))
-        if unknown:
-            raise InputError(f"`y_shifted` has classes that `y` does not have: {unknown}.")
-        device = choose_device(self.device)
-        label = torch.from_numpy(np.searchsorted(self.classes_, y))
-        return torch.from_numpy(X).to(device), label.to(device)
-
-    def _source_numbers(self, sources: list[Any] | None) -> tuple[int, ...] | None:
-        if sources is None:
-            return None
-        if not len(sources):
-            raise InputError(f"Expected one or more `sources`, but got none. Known: {self.sources_}.")
-        known = {name: number for number, name in enumerate(self.sources_)}
-        for name in sources:
-            if name not in known:
-                raise unknown_name("source", name, map(str, self.sources_))
-        return tuple(known[name] for name in sources)
 
 
 def _note(done: int, loss: Any) -> str:

@@ -26,11 +26,12 @@ from sourceward._model_file import (
     read_model_config,
     restore_network,
 )
+from sourceward._sources import source_numbers
 from sourceward.adapters import Adapted, EnergyAdaptation
 from sourceward.adapters.base import join
 from sourceward.ahead import ahead, send
 from sourceward.encoder import ImageEncoder
-from sourceward.errors import InputError, unknown_name
+from sourceward.errors import InputError
 from sourceward.inputs import image_geometry, rows_per_pass
 from sourceward.items import describe, is_matrix, items_of, read_images
 from sourceward.nn import Network, folded
@@ -310,19 +311,7 @@ class Model:
         self, num_steps: int | None, sources: Sequence[str] | None, trajectory: bool = False
     ) -> EnergyAdaptation:
         settings = self.settings if num_steps is None else self.asked(num_steps)
-        return EnergyAdaptation(settings, self._numbers(sources), trajectory)
-
-    def _numbers(self, sources: Sequence[str] | None) -> tuple[int, ...] | None:
-        if sources is None:
-            return None
-        if not sources:
-            raise InputError(
-                f"Expected one or more `sources`, but got none. Known: {', '.join(self.sources)}."
-            )
-        for name in sources:
-            if name not in self.sources:
-                raise unknown_name("source", name, self.sources)
-        return tuple(self.sources.index(name) for name in sources)
+        return EnergyAdaptation(settings, source_numbers(sources, self.sources), trajectory)
 
 
 def load(folder: str | Path, device: str | torch.device = "auto", **options: Any) -> Model:

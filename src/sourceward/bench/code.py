@@ -40,6 +40,7 @@ ROOMS = (
     "train.py",
     "tuning.py",
     "estimator.py",
+    "_estimator_input.py",
     "data/dataset.py",
     "adapters/base.py",
     "adapters/ebtsa.py",
