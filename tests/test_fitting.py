@@ -1,47 +1,30 @@
+"""From a dataset to a model folder: what it tells, what survives a kill, what is refused."""
+
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from sourceward import EnergyAdapter
-from sourceward.data import DomainDataset, open_dataset
+from sourceward.data import open_dataset
 from sourceward.errors import InputError, TrainingError
-from sourceward.finetune import FINETUNE_METHODS, FineTuner, Method
+from sourceward.finetune import FineTuner
 from sourceward.fitting import arrange, fit
-from sourceward.inputs import Resident, corrupted_features, extract_features, tensor_hash
+from sourceward.inputs import extract_features, tensor_hash
 from sourceward.model import load
-from sourceward.train import ResidentFeed, Trainer
-from sourceward.tuning import pretend
+from sourceward.train import Trainer
 from tests.tiny_runs import (
     EACH,
-    FINETUNE,
     TINY,
     fit_tiny,
     image_folder,
+    kill_at,
     tiny_features,
     tiny_images,
     tiny_texts,
+    weights_of,
 )
-
-
-def weights_of(folder):
-    return tensor_hash(load_file(folder / "model.safetensors"))
-
-
-def kill_at(monkeypatch, iteration, learner=Trainer):
-    """The next training stops as if killed, right before that iteration."""
-    step = learner.step
-
-    def killed(self, feed):
-        if self.iteration == iteration:
-            raise KeyboardInterrupt
-        return step(self, feed)
-
-    monkeypatch.setattr(learner, "step", killed)
-
 
 JOINT = {"recipe": "joint"}
 
@@ -86,39 +69,6 @@ def test_a_folder_that_tells_everything(data, options, tmp_path):
     assert "Source domains: a, b" in (tmp_path / "run/README.md").read_text()
 
 
-@pytest.mark.parametrize("data", [tiny_images, tiny_texts], ids=["images", "texts"])
-def test_two_stages_leave_one_folder(data, tmp_path):
-    dataset, run = data(), tmp_path / "run"
-    model = fit_tiny(dataset, run)
-    assert (model.sources, model.classes) == (("a", "b"), dataset.classes)
-    config = json.loads((run / "config.json").read_text())
-    metrics, cost = config["metrics"], config["cost"]
-    assert (metrics["last_iteration"], metrics["finetune"]["last_iteration"]) == (12, 12)
-    assert 0 <= metrics["finetune"]["accuracy"] <= 1
-    assert cost["finetune"]["images_per_second"] > 0
-    assert all(cost[stage]["peak_memory_mb"] > 0 for stage in ("finetune", "heads"))
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    validated = [(line["stage"], line["iteration"]) for line in lines if "validation" in line]
-    assert validated == [("finetune", 6), ("finetune", 12), ("heads", 12)]
-    left = {file.name for file in run.iterdir() if file.suffix == ".safetensors"}
-    assert left <= {"model.safetensors", "finetuned-last.safetensors"}
-    again = load(run, "cpu").predict_proba(dataset.items[:4])
-    np.testing.assert_array_equal(again, model.predict_proba(dataset.items[:4]))
-
-
-def test_the_second_stage_is_the_estimator_on_the_features_of_the_first(tiny_run):
-    """Fit again from outside: an `EnergyAdapter` on the model's own components ends with its weights."""
-    model, data = load(tiny_run, "cpu"), tiny_images().without("c")
-    arranged, train, _ = arrange(data)
-    raw = model.network.raw(model.features(arranged.items)).numpy()[: train[-1].stop]
-    names = ("max_iter", "batch_size", "train_steps", "num_steps", "chains")
-    settings = {name: TINY[name] for name in names}
-    rows = slice(0, train[-1].stop)
-    estimator = EnergyAdapter(**settings).fit(raw, arranged.labels[rows], arranged.domains[rows])
-    ours = estimator.predict_proba(raw)
-    np.testing.assert_allclose(ours, model.predict_proba(arranged.items)[rows], atol=1e-3)
-
-
 @pytest.mark.parametrize("iteration", [3, 8])
 def test_killed_and_resumed_ends_with_the_same_bits(iteration, recipe, tmp_path, monkeypatch):
     settings, whole = recipe
@@ -135,83 +85,6 @@ def test_killed_and_resumed_ends_with_the_same_bits(iteration, recipe, tmp_path,
         for folder in (tmp_path / "run", whole)
     ]
     assert validations[0] == validations[1]
-
-
-def test_killed_in_the_second_stage_the_first_is_not_trained_again(tiny_run, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        kill_at(patch, 8)
-        with pytest.raises(KeyboardInterrupt):
-            fit_tiny(tiny_images(), tmp_path / "run")
-    assert (tmp_path / "run/finetuned.safetensors").exists()
-    with pytest.raises(InputError, match=r"another configuration: training\.seed"):
-        fit_tiny(tiny_images(), tmp_path / "run", seed=1)
-    monkeypatch.setattr(FineTuner, "step", lambda *_: pytest.fail("trained again"))
-    fit_tiny(tiny_images(), tmp_path / "run")
-    assert weights_of(tmp_path / "run") == weights_of(tiny_run)
-
-
-@pytest.mark.parametrize(("select", "chosen"), [("best", 3), ("late", 9), ("last", 12)])
-def test_the_best_the_latest_as_good_or_the_last_backbone_is_handed_on(select, chosen, tmp_path, monkeypatch):
-    looks = {3: 0.9, 6: 0.5, 9: 0.88, 12: 0.1}
-
-    def validate(self, network):
-        accuracy = looks[self.learner.iteration]
-        each = {"accuracy": accuracy, "samples": 100}  # a standard error of 0.021
-        return {"accuracy": accuracy, "per_source": {"a": each, "b": each}}
-
-    monkeypatch.setattr("sourceward.two_stage.FineTuning.scores", validate)
-    settings = {"finetune.select": select, "finetune.evaluate_every": 3}
-    with monkeypatch.context() as patch:
-        kill_at(patch, 8, FineTuner)  # the rule goes on where it stopped
-        with pytest.raises(KeyboardInterrupt):
-            fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
-    model = fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
-    assert model.info["metrics"]["finetune"]["iteration"] == chosen
-    assert (tmp_path / "run/finetuned-last.safetensors").exists() == (select != "last")
-    if select != "last":
-        last = load_file(tmp_path / "run/finetuned-last.safetensors")
-        ours = load_file(tmp_path / "run/model.safetensors")
-        name = next(name for name in last if name.endswith("0.weight"))
-        assert not torch.equal(last[name], ours[name])
-
-
-def test_features_of_a_fine_tuned_backbone_are_not_kept_on_disk(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOURCEWARD_CACHE", str(tmp_path / "cache"))
-    fit_tiny(tiny_images(), tmp_path / "run")
-    assert not (tmp_path / "cache/features").exists()
-
-
-def test_another_method_is_a_name_away(tmp_path):
-    class Dull(Method):
-        """Has a weight of its own, and uses all that the contract gives."""
-
-        def __init__(self, settings, backbone, sources, classes):
-            super().__init__(settings, backbone, sources, classes)
-            self.extra = torch.nn.Parameter(torch.ones(sources))
-
-        def loss(self, backbone, head, inputs, label, domain, generator):
-            assert inputs.shape[0] == len(label) == len(domain) == 12
-            assert domain.tolist() == [0] * 6 + [1] * 6
-            noise = torch.randn(len(label), 1, generator=generator)
-            return (self.extra[domain] * (head(backbone(inputs)) + noise).square().mean(1)).mean()
-
-    if "dull" not in set(FINETUNE_METHODS):
-        FINETUNE_METHODS.register("dull")(Dull)
-    model = fit_tiny(tiny_images(), tmp_path / "run", settings={"finetune.method": "dull"})
-    assert not any("extra" in name for name in model.network.state_dict())
-
-
-def test_fine_tuning_learns(tmp_path):
-    settings = {"finetune.max_iter": 60, "finetune.backbone_rate": 3e-3, "finetune.head_rate": 3e-2}
-    model = fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
-    assert model.info["metrics"]["finetune"]["accuracy"] >= 0.8
-
-
-def test_a_collapse_in_the_first_stage_names_its_settings(tmp_path):
-    settings = {"finetune.backbone_rate": 1e20, "finetune.max_iter": 30}
-    with pytest.raises(TrainingError, match=r"`finetune\.backbone_rate`"):
-        fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
-    assert not (tmp_path / "run/config.json").exists()
 
 
 def test_a_finished_run_is_loaded_and_another_configuration_refused(tiny_run, monkeypatch):
@@ -378,45 +251,6 @@ def test_bad_input_is_refused_before_anything_is_written(options, message, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-LONE = {"image_size": 32, "components": 16}
-
-
-@pytest.mark.parametrize("options", [{}, {"freeze": True}], ids=["two-stage", "frozen"])
-def test_a_lone_source_practises_on_corrupted_copies(options, tmp_path, monkeypatch):
-    seen = []
-    draw = ResidentFeed.__call__
-    monkeypatch.setattr(ResidentFeed, "__call__", lambda self, g: seen.append(self.shifted) or draw(self, g))
-    model = fit_tiny(tiny_images(), tmp_path / "run", target=("b", "c"), settings=LONE, **options)
-    assert model.sources == ("a",)
-    feature, label = seen[-1]
-    count = 4 * arrange(tiny_images().of_domains("a"))[1][-1].stop
-    assert feature.shape == (count, 16)
-    assert label.shape == (count,)
-    noisy = fit_tiny(
-        tiny_images(), tmp_path / "noisy", target=("b", "c"), settings={**LONE, "shifts": "noise"}, **options
-    )
-    assert seen[-1] is None
-    assert tensor_hash(noisy.network.energy.state_dict()) != tensor_hash(model.network.energy.state_dict())
-
-
-@pytest.mark.parametrize("data", [tiny_texts, tiny_features], ids=["texts", "features"])
-def test_a_lone_source_without_images_practises_on_noise(data, tmp_path):
-    model = fit_tiny(data(), tmp_path / "run", target=("b", "c"))
-    assert model.sources == ("a",)
-    assert np.isfinite(model.predict_proba(data().items[:3])).all()
-
-
-def test_corrupted_copies_keep_their_order(tmp_path):
-    """With a backbone that only averages pixels, a copy lies nearer to its own image than to another."""
-    flat = np.repeat(np.arange(20, 240, 20, dtype=np.uint8), 3 * 32 * 32).reshape(-1, 3, 32, 32)
-    samples = Resident(torch.from_numpy(flat), lambda rows: rows.float())
-    feature = corrupted_features(lambda x: x.mean((2, 3)), samples, slice(0, 11))
-    assert feature.shape == (44, 3)
-    noise, blur = feature[:11].mean(1), feature[11:22].mean(1)
-    np.testing.assert_allclose(blur, flat[:, 0, 0, 0], atol=1)
-    assert (noise.diff() > 0).all()
-
-
 def test_a_domain_with_one_class_and_a_broken_image(tmp_path):
     root = image_folder(tmp_path / "images")
     (root / "a/x/0.png").write_bytes(b"")
@@ -430,47 +264,3 @@ def test_a_domain_with_one_class_and_a_broken_image(tmp_path):
             file.unlink()
     with pytest.raises(InputError, match="Domain 'a' has no images of class 'y'"):
         fit_tiny(root, tmp_path / "run")
-
-
-AUTO = {**TINY, "num_steps": "auto"}
-
-
-def four_domains() -> DomainDataset:
-    """Three sources and a target."""
-    return replace(tiny_images(), domains=np.arange(54) % 4, domain_names=("a", "b", "c", "d"))
-
-
-@pytest.mark.parametrize("options", [{"freeze": True}, {}, {"settings": {"crossfit": True}}])
-def test_the_sources_say_whether_adaptation_will_help(options, tmp_path):
-    options = {"backbone": "tiny:conv", "weights": None, "allow_missing": True, **options}
-    settings = AUTO | FINETUNE | options.pop("settings", {})
-    options["settings"] = settings
-    model = fit(four_domains(), out=tmp_path / "run", target="d", progress=False, **options)
-    told = model.info["promise"]
-    assert set(told["per_source"]) == {"a", "b", "c"}
-    assert told["seen"] == (not options.get("freeze") and not settings.get("crossfit", False))
-    assert model.settings.num_steps == told["num_steps"]
-    assert told["adapts"] or model.settings.aggregation == "mean"
-    assert "Will adaptation help" in (tmp_path / "run" / "README.md").read_text()
-    assert not (tmp_path / "run" / "crossfit").exists()
-    assert load(tmp_path / "run").settings == model.settings
-
-
-def test_a_killed_cross_fit_goes_on_to_the_same_promise(tmp_path, monkeypatch):
-    options = {"backbone": "tiny:conv", "weights": None, "allow_missing": True, "progress": False}
-    options["settings"] = AUTO | FINETUNE | {"crossfit": True}
-    whole = fit(four_domains(), out=tmp_path / "whole", target="d", **options)
-    calls = []
-
-    def killed(*args):
-        calls.append(args)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return pretend(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("sourceward.crossfit.pretend", killed)
-        with pytest.raises(KeyboardInterrupt):
-            fit(four_domains(), out=tmp_path / "run", target="d", **options)
-    again = fit(four_domains(), out=tmp_path / "run", target="d", **options)
-    assert again.info["promise"] == whole.info["promise"]

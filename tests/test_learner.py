@@ -7,8 +7,7 @@ from sourceward import learner
 from sourceward.finetune import Classifier, FineTuner, FineTuneSettings
 from sourceward.nn.backbones import create_backbone
 from sourceward.train import ResidentFeed
-from tests.test_fitting import kill_at, weights_of
-from tests.tiny_runs import fit_tiny, tiny_images
+from tests.tiny_runs import fit_tiny, kill_at, tiny_images, weights_of
 
 LIVE = {"finetune.freeze_batchnorm": False, "finetune.average": 1.0}
 

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from safetensors.torch import load_file
 
 from sourceward.data import DomainDataset
 from sourceward.data.dataset import build
 from sourceward.fitting import fit
+from sourceward.inputs import tensor_hash
 from sourceward.model import Model
+from sourceward.train import Trainer
 
 TINY = {
     "max_iter": 12,
@@ -85,3 +88,19 @@ def fit_tiny(data: object, out: Path, **options: object) -> Model:
     settings = {**TINY, **size, **(FINETUNE if two_stage else OFTEN), **given}
     options.setdefault("target", "c")
     return fit(data, out=out, settings=settings, device="cpu", **options)  # type: ignore[arg-type]
+
+
+def weights_of(folder):
+    return tensor_hash(load_file(folder / "model.safetensors"))
+
+
+def kill_at(monkeypatch, iteration, learner=Trainer):
+    """The next training stops as if killed, right before that iteration."""
+    step = learner.step
+
+    def killed(self, feed):
+        if self.iteration == iteration:
+            raise KeyboardInterrupt
+        return step(self, feed)
+
+    monkeypatch.setattr(learner, "step", killed)
