@@ -1,9 +1,19 @@
+from pathlib import Path
+
 import pytest
+from torch import nn
 
 import sourceward
 from sourceward.data import DATASETS
 from sourceward.errors import InputError
-from sourceward.fit_settings import JOINT, FitSettings, parse_assignments, read_config, settings_for
+from sourceward.fit_settings import (
+    JOINT,
+    FitSettings,
+    has_learned,
+    parse_assignments,
+    read_config,
+    settings_for,
+)
 from sourceward.nn.backbones.factory import FAMILIES
 from sourceward.presets import PRESETS
 
@@ -116,3 +126,21 @@ def test_config_files(tmp_path):
             read_config(file)
     with pytest.raises(InputError, match="cannot be read"):
         read_config(tmp_path / "none.json")
+
+
+def test_a_backbone_that_has_learned_is_averaged_over_all_iterates():
+    learned = settings_for(True, learned=True)
+    assert learned.finetune.average == 1
+    assert learned.finetune.schedule == "constant"
+    assert learned.augmentation.fourier == 0.5
+    assert settings_for(True, {"finetune.average": 0.9}, learned=True).finetune.average == 0.9
+    assert settings_for(False, learned=True) == settings_for(False)
+    assert settings_for(True, {"recipe": "joint"}, learned=True) == FitSettings(recipe="joint")
+
+
+def test_who_has_learned():
+    assert has_learned("image", None, "default")
+    assert has_learned("image", Path("folder"), "default")
+    assert not has_learned("text", "hf:distilbert-base-uncased", "default")
+    assert not has_learned("image", "tiny:resnet", "default")
+    assert not has_learned("image", nn.Linear(2, 2), "default")

@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from os import PathLike
 from typing import Any
 
 from sourceward.data.augment import Augmentation
@@ -40,6 +41,16 @@ JOINT: dict[str, Any] = {
 """Where training the backbone with Algorithm 1 differs from training on features. The rate is the paper's for
 ResNet-18 on PACS; 32 of each source is what DomainBed draws and what a small machine can hold. Features that
 change cannot be whitened once and for all."""
+PRETRAINED: dict[str, Any] = {
+    "finetune.schedule": "constant",
+    "finetune.average": 1.0,
+    "finetune.select": "late",
+    "augmentation.fourier": 0.5,
+    "augmentation.grayscale": 0.3,
+}
+"""Where `two-stage` differs for an image backbone that has learned before. Its weights never go far, so that
+the mean of all iterates is a better network than any of them; styles are mixed, so that shapes must do.
+Pretend targets of PACS say so (results/pacs/recipes.json)."""
 BY_RECIPE: Any = None
 """A default that is one of the two above."""
 
@@ -248,16 +259,44 @@ class FitSettings:
         return replace(self, **typed(FitSettings, plain), **nested)
 
 
-def settings_for(trains_backbone: bool, *layers: Mapping[str, Any] | None) -> FitSettings:
-    """The defaults of the way of training, then each layer over the ones before it."""
+def has_learned(kind: str, backbone: Any, weights: Any) -> bool:
+    """Whether a backbone is for images and has learned before; of a module that is handed in, nobody knows.
+
+    >>> has_learned("image", "timm:resnet18", "default"), has_learned("image", "timm:resnet18", None)
+    (True, False)
+    """
+    named = backbone is None or isinstance(backbone, str | PathLike)
+    return kind == "image" and named and weights is not None and not str(backbone).startswith("tiny:")
+
+
+def settings_for(
+    trains_backbone: bool, *layers: Mapping[str, Any] | None, learned: bool = False
+) -> FitSettings:
+    """The defaults of the way of training, then each layer over the ones before it.
+
+    Args:
+        trains_backbone: or heads and energies only.
+        layers: settings by name.
+        learned: the backbone has learned before, see `PRETRAINED`.
+    """
     recipe = FitSettings.recipe
     for layer in layers:
         recipe = (layer or {}).get("recipe", recipe)
     settings = FitSettings(recipe=recipe) if trains_backbone and recipe in RECIPES else FitSettings()
-    for layer in layers:
+    before = [PRETRAINED] if learned and trains_backbone and recipe == "two-stage" else []
+    for layer in [*before, *layers]:
         settings = settings.changed(layer or {})
     settings.refuse_unused(trains_backbone)
     return settings
 
 
-__all__ = ["JOINT", "TWO_STAGE", "FitSettings", "parse_assignments", "read_config", "settings_for"]
+__all__ = [
+    "JOINT",
+    "PRETRAINED",
+    "TWO_STAGE",
+    "FitSettings",
+    "has_learned",
+    "parse_assignments",
+    "read_config",
+    "settings_for",
+]

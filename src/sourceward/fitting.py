@@ -25,7 +25,7 @@ from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
-from sourceward.fit_settings import FitSettings, settings_for
+from sourceward.fit_settings import FitSettings, has_learned, settings_for
 from sourceward.functional import spread
 from sourceward.inputs import (
     Resident,
@@ -91,13 +91,15 @@ def fit(
     processes, place = join_processes(device)
     sources = _sources(open_dataset(data), target, allow_missing)
     chosen = PRESETS[preset] if preset is not None else None
+    spec = backbone or (chosen and chosen.backbone)
     trains = sources.kind != "features" and not freeze
     if isinstance(settings, FitSettings):
         plan = settings
         plan.refuse_unused(trains)
     else:
-        plan = settings_for(trains, chosen.settings if chosen and trains else None, settings)
-    body = _backbone(sources, backbone or (chosen and chosen.backbone), weights, plan, trains, seed)
+        learned = has_learned(sources.kind, spec, weights)
+        plan = settings_for(trains, chosen.settings if chosen and trains else None, settings, learned=learned)
+    body = _backbone(sources, spec, weights, plan, trains, seed)
     _check_shifts(sources, body, plan, trains)
     _check_crossfit(sources, plan, trains)
     configuration = _configuration(sources, body, freeze, plan, seed, processes)

@@ -223,8 +223,6 @@ def _configuration(plan: Plan, jobs: Sequence[Job]) -> dict[str, Any]:
 
 def _settings(plan: Plan, kind: str) -> dict[str, Any]:
     from sourceward.estimator import EnergyAdapter
-    from sourceward.fit_settings import settings_for
-    from sourceward.presets import PRESETS
 
     training = plan.training
     if kind == "features":
@@ -232,9 +230,7 @@ def _settings(plan: Plan, kind: str) -> dict[str, Any]:
         return {
             k: v for k, v in params.items() if k not in ("num_steps", "random_state", "verbose", "checkpoint")
         }
-    chosen = PRESETS[training.preset] if training.preset else None
-    trains = not training.freeze
-    full = settings_for(trains, chosen.settings if chosen and trains else None, training.settings)
+    full = training.fit_settings(kind)
     weights = None if training.weights is None else Path(training.weights).name
     named = {"backbone": training.backbone, "weights": weights, "freeze": training.freeze}
     return named | {"preset": training.preset} | full.to_dict()

@@ -15,7 +15,7 @@ from sourceward.bench.specs import AUTO
 from sourceward.data import DomainDataset
 from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
-from sourceward.fit_settings import FitSettings
+from sourceward.fit_settings import FitSettings, has_learned, settings_for
 from sourceward.parallel import choose_device
 
 LAST = "last.safetensors"
@@ -52,12 +52,8 @@ class Training:
 
     def check(self, kind: str) -> None:
         """Refuse what makes no sense before the work."""
-        from sourceward.fit_settings import settings_for
-        from sourceward.presets import PRESETS
-
-        chosen = PRESETS[self.preset] if self.preset is not None else None
         if kind == "features":
-            if chosen or self.backbone or self.freeze:
+            if self.preset or self.backbone or self.freeze:
                 raise InputError(
                     "Features need no backbone and no preset: leave them out, or name raw images or texts."
                 )
@@ -67,8 +63,17 @@ class Training:
                     raise unknown_name("setting", name, known)
             EnergyAdapter(**self.settings)._check_settings()
         else:
-            trains = not self.freeze
-            settings_for(trains, chosen.settings if chosen and trains else None, self.settings)
+            self.fit_settings(kind)
+
+    def fit_settings(self, kind: str) -> FitSettings:
+        """What `fit` makes of the settings, for raw data of a kind."""
+        from sourceward.presets import PRESETS
+
+        chosen = PRESETS[self.preset] if self.preset is not None else None
+        trains = not self.freeze
+        learned = has_learned(kind, self.backbone or (chosen and chosen.backbone), self.weights)
+        layer = chosen.settings if chosen and trains else None
+        return settings_for(trains, layer, self.settings, learned=learned)
 
 
 def train(
