@@ -52,7 +52,7 @@ PRETRAINED: dict[str, Any] = {
 the mean of all iterates is a better network than any of them; styles are mixed, so that shapes must do.
 Pretend targets of PACS say so (results/pacs/recipes.json)."""
 BY_RECIPE: Any = None
-"""A default that is one of the two above."""
+"""A default that is one of `TWO_STAGE` or of `JOINT`."""
 
 NESTED = {"augmentation": Augmentation, "finetune": FineTuneSettings}
 
