@@ -4,7 +4,7 @@ import pytest
 from sourceward.banks import save_features
 from sourceward.data import open_dataset
 from sourceward.errors import InputError
-from sourceward.fitting import arrange
+from sourceward.fitting.fit import arrange
 from sourceward.model import load
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
 

@@ -8,7 +8,7 @@ import torch
 
 from sourceward import graphs, learner
 from sourceward.algorithm import Batch
-from sourceward.finetune import Classifier, FineTuner, FineTuneSettings
+from sourceward.fitting.finetune import Classifier, FineTuner, FineTuneSettings
 from sourceward.nn.backbones import create_backbone
 from sourceward.settings import LoopSettings
 from sourceward.train import ResidentFeed, Trainer

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sourceward import learner
-from sourceward.finetune import Classifier, FineTuner, FineTuneSettings
+from sourceward.fitting.finetune import Classifier, FineTuner, FineTuneSettings
 from sourceward.nn.backbones import create_backbone
 from sourceward.train import ResidentFeed
 from tests.tiny_runs import fit_tiny, kill_at, tiny_images, weights_of

@@ -10,10 +10,9 @@ from sourceward.estimator import EnergyAdapter
 if TYPE_CHECKING:
     from sourceward.data import list_datasets, open_dataset
     from sourceward.evaluation import evaluate
-    from sourceward.fitting import fit
+    from sourceward.fitting import fit, list_presets
     from sourceward.model import Model, load
     from sourceward.nn.backbones import create_backbone, list_backbones
-    from sourceward.presets import list_presets
 
 __version__ = "0.1.0"
 
@@ -42,7 +41,7 @@ _LAZY = {
     "fit": "fitting",
     "list_backbones": "nn.backbones",
     "list_datasets": "data",
-    "list_presets": "presets",
+    "list_presets": "fitting",
     "load": "model",
     "open_dataset": "data",
 }

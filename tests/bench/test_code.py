@@ -36,7 +36,7 @@ def within(rooms):
 
 
 def test_every_file_that_a_cell_runs_through_is_in_some_room():
-    start = [code.ROOT / "bench/jobs.py", code.ROOT / "fitting.py", code.ROOT / "evaluation.py"]
+    start = [code.ROOT / "bench/jobs.py", code.ROOT / "fitting/fit.py", code.ROOT / "evaluation.py"]
     found = set(code.needs(*start)) | set(start)
     left = found - within((*code.ROOMS, *code.RAW_ROOMS, *code.IDLE))
     assert not left, "say in bench/code.py whether numbers depend on them"
@@ -60,9 +60,9 @@ def keys():
     ("file", "kinds", "adapters"),
     [
         ("estimator.py", {"features", "raw"}, {"t3a", "tent"}),
-        ("finetune.py", {"raw"}, {"t3a", "tent"}),
-        ("finetune_methods/mixstyle.py", {"raw"}, {"t3a", "tent"}),
-        ("fitting.py", {"raw"}, {"t3a", "tent"}),
+        ("fitting/finetune.py", {"raw"}, {"t3a", "tent"}),
+        ("fitting/methods/mixstyle.py", {"raw"}, {"t3a", "tent"}),
+        ("fitting/fit.py", {"raw"}, {"t3a", "tent"}),
         ("data/augment.py", {"raw"}, {"t3a", "tent"}),
         ("nn/backbones/from_timm.py", {"raw"}, {"t3a", "tent"}),
         ("adapters/t3a.py", {"features", "raw"}, {"t3a"}),

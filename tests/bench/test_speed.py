@@ -19,7 +19,7 @@ from sourceward.bench.speed_reference import naive_chains
 from sourceward.bench.speed_timing import growth, timed
 from sourceward.cli.main import build_app
 from sourceward.errors import InputError
-from sourceward.fit_settings import FitSettings
+from sourceward.fitting import FitSettings
 from sourceward.functional import keyed_normals, row_keys
 from sourceward.nn import folded
 from sourceward.samplers import StepSettings, walk

@@ -10,7 +10,7 @@ from sourceward.cli.list import LISTS
 from sourceward.cli.list import list as command
 from sourceward.data import list_datasets
 from sourceward.errors import InputError
-from sourceward.presets import list_presets
+from sourceward.fitting import list_presets
 
 EXPECTED = {
     "datasets": lambda: [entry.name for entry in list_datasets()],

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sourceward.errors import InputError
-from sourceward.run_folder import differences
+from sourceward.fitting.run_folder import differences
 
 FORMAT = 3
 

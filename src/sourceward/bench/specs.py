@@ -11,7 +11,7 @@ from typing import Any
 from sourceward.adapters import ADAPTERS
 from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
-from sourceward.fit_settings import parse_assignments
+from sourceward.fitting.settings import parse_assignments
 
 OURS, NONE, LINEAR, SINGLE = "ebtsa", "none", "linear", "single_sample"
 CONTROLS = (LINEAR, SINGLE)

@@ -26,7 +26,7 @@ from sourceward.bench.speed_models import (
 from sourceward.bench.speed_reference import naive_chains
 from sourceward.bench.speed_sections import chosen
 from sourceward.bench.speed_timing import growth, peak_memory, timed
-from sourceward.fit_settings import FitSettings
+from sourceward.fitting import FitSettings
 from sourceward.functional import keyed_normals, row_keys
 from sourceward.graphs import replay
 from sourceward.nn import Network, folded

@@ -141,7 +141,7 @@ def _image_training(device: torch.device, plan: "Plan", compiled: bool) -> dict[
 
 
 def _erm(device: torch.device, compiled: bool) -> Any:
-    from sourceward.finetune import Classifier, FineTuner, FineTuneSettings
+    from sourceward.fitting.finetune import Classifier, FineTuner, FineTuneSettings
 
     settings = FineTuneSettings(compile=compiled)
     classifier = Classifier(_resnet(device), 512, SOURCES, CLASSES, settings).to(device).train()

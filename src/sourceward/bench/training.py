@@ -15,7 +15,7 @@ from sourceward.bench.specs import AUTO
 from sourceward.data import DomainDataset
 from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
-from sourceward.fit_settings import FitSettings, has_learned, settings_for
+from sourceward.fitting.settings import FitSettings, has_learned, settings_for
 from sourceward.parallel import choose_device
 
 LAST = "last.safetensors"
@@ -67,7 +67,7 @@ class Training:
 
     def fit_settings(self, kind: str) -> FitSettings:
         """What `fit` makes of the settings, for raw data of a kind."""
-        from sourceward.presets import PRESETS
+        from sourceward.fitting import PRESETS
 
         chosen = PRESETS[self.preset] if self.preset is not None else None
         trains = not self.freeze
@@ -182,7 +182,7 @@ def _on_inputs(
 
 def _two_stage(training: Training) -> bool:
     """Whether the last weights of a fine-tuned backbone are asked for."""
-    from sourceward.presets import PRESETS
+    from sourceward.fitting import PRESETS
 
     preset = {} if training.preset is None else PRESETS[training.preset].settings
     recipe = training.settings.get("recipe", preset.get("recipe", FitSettings.recipe))

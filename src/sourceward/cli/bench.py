@@ -77,7 +77,7 @@ def bench(
     from sourceward.bench.provenance import command
     from sourceward.bench.specs import parse_specs
     from sourceward.bench.training import Training
-    from sourceward.fit_settings import parse_assignments
+    from sourceward.fitting.settings import parse_assignments
     from sourceward.report.page import write_whole
 
     preset, data = split_preset(data)
@@ -177,7 +177,7 @@ def line(cell: dict[str, Any]) -> str:
 
 def split_preset(words: list[str]) -> tuple[str | None, list[str]]:
     """The preset, when one comes first, and the data."""
-    from sourceward.presets import PRESETS
+    from sourceward.fitting import PRESETS
 
     if words[0] not in PRESETS:
         return None, words

@@ -64,8 +64,8 @@ def fit(
     """
     from sourceward.banks import check_bank
     from sourceward.banks import save_features as save_bank
-    from sourceward.fit_settings import parse_assignments, read_config
     from sourceward.fitting import fit as run
+    from sourceward.fitting.settings import parse_assignments, read_config
 
     if save_features is not None:
         check_bank(save_features)

@@ -70,7 +70,7 @@ def _backbones(filter: str | None) -> Any:
 
 
 def _presets(filter: str | None) -> Any:
-    from sourceward.presets import PRESETS
+    from sourceward.fitting import PRESETS
 
     chosen = {name: PRESETS[name] for name in PRESETS if _matches(name, filter)}
     return [

@@ -44,7 +44,7 @@ def reproduce(
     from sourceward.bench.provenance import command
     from sourceward.bench.reproduce import reproduce as run
     from sourceward.bench.training import Training
-    from sourceward.fit_settings import parse_assignments
+    from sourceward.fitting.settings import parse_assignments
 
     EXPERIMENTS[name]  # an unknown one is answered with the nearest names
     given = None if weights.lower() == "none" else weights

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sourceward.finetune import FineTuner
+from sourceward.fitting.finetune import FineTuner
 from sourceward.inputs import tensor_hash
 from sourceward.train import Trainer
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sourceward.finetune import FINETUNE_METHODS, Method
-from sourceward.finetune_methods.draws import beta, images, shuffle
+from sourceward.fitting.finetune import FINETUNE_METHODS, Method
+from sourceward.fitting.methods.draws import beta, images, shuffle
 
 MIXUP_ALPHA = 0.2
 """The paper's for ImageNet, and DomainBed's."""

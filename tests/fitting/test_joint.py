@@ -1,6 +1,6 @@
 """What a run writes when pretend targets ask for another walk than the favourite."""
 
-from sourceward.runs import Run
+from sourceward.fitting.joint import Run
 from sourceward.settings import AdaptSettings
 from tests.tiny_runs import fit_tiny, tiny_images
 

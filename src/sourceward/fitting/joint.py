@@ -9,23 +9,23 @@ from torch import Tensor
 
 from sourceward.adapters import EnergyAdaptation
 from sourceward.adapters.base import Adapted
-from sourceward.cost import Meter
 from sourceward.distil import distil
 from sourceward.estimator import EnergyAdapter
-from sourceward.fit_settings import FitSettings
+from sourceward.fitting.cost import Meter
+from sourceward.fitting.run_folder import LAST
+from sourceward.fitting.settings import FitSettings
+from sourceward.fitting.stage import Job, Stage
 from sourceward.functional import Loss
 from sourceward.inputs import Resident
 from sourceward.model import Model
 from sourceward.nn import Network, StackedLeap
-from sourceward.run_folder import LAST
 from sourceward.settings import AdaptSettings
-from sourceward.stage import Job, Stage
 from sourceward.storage import save_tensors
 from sourceward.train import Feed, Trainer
 from sourceward.tuning import Promise
 
 if TYPE_CHECKING:
-    from sourceward.fitting import Task
+    from sourceward.fitting.fit import Task
 
 
 class Run(Stage):

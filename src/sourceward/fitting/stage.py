@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sourceward.fit_settings import FitSettings
+from sourceward.fitting.run_folder import RunFolder
+from sourceward.fitting.selection import takes_over
+from sourceward.fitting.settings import FitSettings
 from sourceward.learner import CHECK_EVERY, Learner
 from sourceward.parallel import Processes
 from sourceward.progress import Advance, progress_bar
-from sourceward.run_folder import RunFolder
-from sourceward.selection import takes_over
 from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import Feed
 

@@ -19,13 +19,18 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from sourceward.crossfit import crossfit
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
-from sourceward.fit_settings import FitSettings, has_learned, settings_for
+from sourceward.fitting.crossfit import crossfit
+from sourceward.fitting.joint import Run
+from sourceward.fitting.presets import PRESETS
+from sourceward.fitting.run_folder import RunFolder, open_board, software
+from sourceward.fitting.settings import FitSettings, has_learned, settings_for
+from sourceward.fitting.stage import Job
+from sourceward.fitting.two_stage import finish_two_stage
 from sourceward.functional import spread
 from sourceward.inputs import (
     Resident,
@@ -41,13 +46,8 @@ from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
 from sourceward.nn.projection import Projected, project_features
 from sourceward.parallel import Processes, join_processes
-from sourceward.presets import PRESETS
-from sourceward.run_folder import RunFolder, open_board, software
-from sourceward.runs import Run
 from sourceward.settings import AdaptSettings
-from sourceward.stage import Job
 from sourceward.tuning import FEWEST_SOURCES, Promise
-from sourceward.two_stage import finish_two_stage
 
 LOOK = 4096
 """Samples of a source that scale, class centres and validation look at while a backbone trains; the class

@@ -6,9 +6,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from sourceward.errors import InputError
-from sourceward.finetune import FINETUNE_METHODS, Classifier, FineTuner, FineTuneSettings
-from sourceward.finetune_methods import augmix, mixing, mixstyle
-from sourceward.finetune_methods.draws import beta, partners, shuffle
+from sourceward.fitting.finetune import FINETUNE_METHODS, Classifier, FineTuner, FineTuneSettings
+from sourceward.fitting.methods import augmix, mixing, mixstyle
+from sourceward.fitting.methods.draws import beta, partners, shuffle
 from sourceward.nn.backbones import create_backbone
 from sourceward.nn.backbones.backbone import ROTATION
 from sourceward.train import ResidentFeed

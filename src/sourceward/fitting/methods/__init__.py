@@ -4,9 +4,9 @@ Weight averaging needs none of its own: `finetune.average` is the decay of an ex
 all weights, which every method has; `finetune.average=0` is plain training.
 """
 
-from sourceward.finetune_methods.augmix import AugMix
-from sourceward.finetune_methods.mixing import CutMix, Mixup
-from sourceward.finetune_methods.mixstyle import MixStyle
-from sourceward.finetune_methods.rotation import Rotation
+from sourceward.fitting.methods.augmix import AugMix
+from sourceward.fitting.methods.mixing import CutMix, Mixup
+from sourceward.fitting.methods.mixstyle import MixStyle
+from sourceward.fitting.methods.rotation import Rotation
 
 __all__ = ["AugMix", "CutMix", "MixStyle", "Mixup", "Rotation"]

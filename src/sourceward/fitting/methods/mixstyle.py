@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sourceward.errors import InputError
-from sourceward.finetune import FINETUNE_METHODS, FineTuneSettings, Method
-from sourceward.finetune_methods.draws import beta, images, partners
+from sourceward.fitting.finetune import FINETUNE_METHODS, FineTuneSettings, Method
+from sourceward.fitting.methods.draws import beta, images, partners
 
 ALPHA, CHANCE, EPSILON = 0.1, 0.5, 1e-6
 """The paper's."""

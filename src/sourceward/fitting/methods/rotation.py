@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sourceward.finetune import FINETUNE_METHODS, FineTuneSettings, Method
-from sourceward.finetune_methods.draws import images
+from sourceward.fitting.finetune import FINETUNE_METHODS, FineTuneSettings, Method
+from sourceward.fitting.methods.draws import images
 from sourceward.functional.rotate import rotate
 from sourceward.nn.backbones.backbone import ROTATION
 

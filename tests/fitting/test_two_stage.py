@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from sourceward import EnergyAdapter
 from sourceward.errors import InputError, TrainingError
-from sourceward.finetune import FINETUNE_METHODS, FineTuner, Method
-from sourceward.fitting import arrange
+from sourceward.fitting.finetune import FINETUNE_METHODS, FineTuner, Method
+from sourceward.fitting.fit import arrange
 from sourceward.model import load
 from tests.tiny_runs import (
     TINY,
@@ -77,7 +77,7 @@ def test_the_best_the_latest_as_good_or_the_last_backbone_is_handed_on(select, c
         each = {"accuracy": accuracy, "samples": 100}  # a standard error of 0.021
         return {"accuracy": accuracy, "per_source": {"a": each, "b": each}}
 
-    monkeypatch.setattr("sourceward.two_stage.FineTuning.scores", validate)
+    monkeypatch.setattr("sourceward.fitting.two_stage.FineTuning.scores", validate)
     settings = {"finetune.select": select, "finetune.evaluate_every": 3}
     with monkeypatch.context() as patch:
         kill_at(patch, 8, FineTuner)  # the rule goes on where it stopped

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sourceward.fitting import arrange
+from sourceward.fitting.fit import arrange
 from sourceward.inputs import Resident, corrupted_features, tensor_hash
 from sourceward.train import ResidentFeed
 from tests.tiny_runs import (

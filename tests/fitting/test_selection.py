@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sourceward.errors import InputError
-from sourceward.finetune import FineTuneSettings
-from sourceward.selection import SELECT, standard_error, takes_over
+from sourceward.fitting.finetune import FineTuneSettings
+from sourceward.fitting.selection import SELECT, standard_error, takes_over
 
 
 def look(iteration, accuracies, samples=50):

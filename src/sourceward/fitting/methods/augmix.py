@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from sourceward.data.augment import normalise
 from sourceward.data.augmix import augmix, pixels
-from sourceward.finetune import FINETUNE_METHODS, Method
-from sourceward.finetune_methods.draws import images
+from sourceward.fitting.finetune import FINETUNE_METHODS, Method
+from sourceward.fitting.methods.draws import images
 
 WEIGHT = 12.0
 """Of the consistency; the paper's."""

@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy
 
 from sourceward._registry import Registry
 from sourceward.errors import InputError, TrainingError, unknown_name
+from sourceward.fitting.selection import SELECT
 from sourceward.learner import CHECK_EVERY, Learner, flat
 from sourceward.parallel import ALONE, Processes
-from sourceward.selection import SELECT
 from sourceward.settings import LoopSettings
 from sourceward.train import Feed
 
@@ -207,4 +207,4 @@ class FineTuner(Learner):
         return loss, None
 
 
-from sourceward import finetune_methods as _others  # noqa: E402, F401  they register themselves
+from sourceward.fitting import methods as _others  # noqa: E402, F401  they register themselves

@@ -13,25 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sourceward.cost import Meter
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.errors import InputError, TrainingError
 from sourceward.estimator import EnergyAdapter
-from sourceward.finetune import Classifier, FineTuner
+from sourceward.fitting.cost import Meter
+from sourceward.fitting.finetune import Classifier, FineTuner
+from sourceward.fitting.joint import validate
+from sourceward.fitting.run_folder import LAST
+from sourceward.fitting.stage import Job, Stage
 from sourceward.inputs import corrupted_features, encode
 from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.projection import Projected, project_features
-from sourceward.run_folder import LAST
-from sourceward.runs import validate
 from sourceward.settings import AdaptSettings
-from sourceward.stage import Job, Stage
 from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import Feed
 from sourceward.tuning import LENGTHS, Promise
 
 if TYPE_CHECKING:
-    from sourceward.fitting import Prepared
+    from sourceward.fitting.fit import Prepared
 
 
 class FineTuning(Stage):

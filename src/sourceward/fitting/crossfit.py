@@ -16,18 +16,18 @@ from torch import Tensor
 
 from sourceward.data import DomainDataset
 from sourceward.estimator import EnergyAdapter
+from sourceward.fitting.run_folder import RunFolder
+from sourceward.fitting.stage import Job
+from sourceward.fitting.two_stage import FineTuning
 from sourceward.inputs import encode, prepare_samples
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.projection import project_features
 from sourceward.parallel import ALONE
-from sourceward.run_folder import RunFolder
 from sourceward.settings import AdaptSettings
-from sourceward.stage import Job
 from sourceward.tuning import LENGTHS, Promise, Trial, pretend, settle
-from sourceward.two_stage import FineTuning
 
 if TYPE_CHECKING:
-    from sourceward.fitting import Prepared
+    from sourceward.fitting.fit import Prepared
 
 Prepare = Callable[[DomainDataset, Backbone, Job], "Prepared"]
 

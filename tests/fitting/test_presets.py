@@ -6,7 +6,8 @@ from torch import nn
 import sourceward
 from sourceward.data import DATASETS
 from sourceward.errors import InputError
-from sourceward.fit_settings import (
+from sourceward.fitting import PRESETS
+from sourceward.fitting.settings import (
     JOINT,
     FitSettings,
     has_learned,
@@ -15,7 +16,6 @@ from sourceward.fit_settings import (
     settings_for,
 )
 from sourceward.nn.backbones.factory import FAMILIES
-from sourceward.presets import PRESETS
 
 
 @pytest.mark.parametrize("name", list(PRESETS))

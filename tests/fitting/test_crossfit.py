@@ -52,7 +52,7 @@ def test_a_killed_cross_fit_goes_on_to_the_same_promise(tmp_path, monkeypatch):
         return pretend(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr("sourceward.crossfit.pretend", killed)
+        patch.setattr("sourceward.fitting.crossfit.pretend", killed)
         with pytest.raises(KeyboardInterrupt):
             fit(four_domains(), out=tmp_path / "run", target="d", **options)
     again = fit(four_domains(), out=tmp_path / "run", target="d", **options)

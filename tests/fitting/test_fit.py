@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from sourceward.data import open_dataset
 from sourceward.errors import InputError, TrainingError
-from sourceward.finetune import FineTuner
-from sourceward.fitting import arrange, fit
+from sourceward.fitting.finetune import FineTuner
+from sourceward.fitting.fit import arrange, fit
 from sourceward.inputs import extract_features, tensor_hash
 from sourceward.model import load
 from sourceward.train import Trainer
@@ -155,7 +155,7 @@ def test_the_best_and_the_last_are_kept_and_of_equals_the_later(tmp_path, monkey
         value = next(scores)
         return {"adapted": value, "unadapted": value, "per_source": {}}
 
-    monkeypatch.setattr("sourceward.runs.validate", validate)
+    monkeypatch.setattr("sourceward.fitting.joint.validate", validate)
     model = fit_tiny(tiny_features(), tmp_path / "run", settings={"evaluate_every": 3})
     assert model.info["metrics"]["iteration"] == 9
     last = load(tmp_path / "run", "cpu", weights="last.safetensors")
