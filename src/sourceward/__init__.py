@@ -10,7 +10,8 @@ from sourceward.estimator import EnergyAdapter
 if TYPE_CHECKING:
     from sourceward.data import list_datasets, open_dataset
     from sourceward.evaluation import evaluate
-    from sourceward.fitting import fit, list_presets
+    from sourceward.fitting import list_presets
+    from sourceward.fitting.fit import fit
     from sourceward.model import Model, load
     from sourceward.nn.backbones import create_backbone, list_backbones
 
