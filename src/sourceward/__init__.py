@@ -9,10 +9,9 @@ from sourceward.estimator import EnergyAdapter
 
 if TYPE_CHECKING:
     from sourceward.data import list_datasets, open_dataset
-    from sourceward.evaluation import evaluate
     from sourceward.fitting import list_presets
     from sourceward.fitting.fit import fit
-    from sourceward.model import Model, load
+    from sourceward.model import Model, evaluate, load
     from sourceward.nn.backbones import create_backbone, list_backbones
 
 __version__ = "0.1.0"
@@ -38,7 +37,7 @@ __all__ = [
 _LAZY = {
     "Model": "model",
     "create_backbone": "nn.backbones",
-    "evaluate": "evaluation",
+    "evaluate": "model",
     "fit": "fitting",
     "list_backbones": "nn.backbones",
     "list_datasets": "data",

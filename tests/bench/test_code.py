@@ -36,7 +36,7 @@ def within(rooms):
 
 
 def test_every_file_that_a_cell_runs_through_is_in_some_room():
-    start = [code.ROOT / "bench/jobs.py", code.ROOT / "fitting/fit.py", code.ROOT / "evaluation.py"]
+    start = [code.ROOT / "bench/jobs.py", code.ROOT / "fitting/fit.py", code.ROOT / "model/evaluation.py"]
     found = set(code.needs(*start)) | set(start)
     left = found - within((*code.ROOMS, *code.RAW_ROOMS, *code.IDLE))
     assert not left, "say in bench/code.py whether numbers depend on them"

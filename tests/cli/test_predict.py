@@ -93,6 +93,6 @@ def test_nothing_half_written(run, tiny_run, images, tmp_path, monkeypatch):
         result = run(tiny_run, inputs, "--out", target)
         assert isinstance(result.exception, InputError)
         assert message in str(result.exception)
-    monkeypatch.setattr("sourceward.predicting._answers", lambda *_: 1 / 0)
+    monkeypatch.setattr("sourceward.model.predicting._answers", lambda *_: 1 / 0)
     run(tiny_run, images / "c", "--out", out)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "notes.txt"]

@@ -73,9 +73,9 @@ RAW_ROOMS = (
     "fitting/joint.py",
     "fitting/fit.py",
     "inputs.py",
-    "items.py",
-    "model.py",
-    "evaluation.py",
+    "model/items.py",
+    "model/model.py",
+    "model/evaluation.py",
 )
 """Code that it depends on beside that where the data is images or texts."""
 
@@ -87,14 +87,15 @@ IDLE = (
     "fitting/__init__.py",
     "fitting/cost.py",
     "fitting/run_folder.py",
+    "model/__init__.py",
+    "model/ahead.py",
+    "model/card.py",
+    "model/file.py",
+    "model/hub.py",
     "_estimator_file.py",
-    "_model_file.py",
     "_registry.py",
-    "ahead.py",
-    "card.py",
     "encoder.py",
     "errors.py",
-    "hub.py",
     "progress.py",
     "storage.py",
 )

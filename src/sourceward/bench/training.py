@@ -134,9 +134,9 @@ def _on_features(
 def _on_inputs(
     data: DomainDataset, training: Training, left_out: tuple[str, ...], seed: int, folder: Path
 ) -> Checkpoint:
-    from sourceward.evaluation import dataset_features
     from sourceward.fitting import fit
     from sourceward.model import load
+    from sourceward.model.evaluation import dataset_features
 
     out = folder / "model"
     model = fit(

@@ -24,7 +24,7 @@ def evaluate(
 
     Without --target it looks at the domains that the model was not trained on, or at all of them.
     """
-    from sourceward.evaluation import evaluate as measure
+    from sourceward.model import evaluate as measure
     from sourceward.model import load
 
     result = measure(load(run, device), data, target=target or (), num_steps=num_steps, progress=bars(quiet))

@@ -62,10 +62,10 @@ def fit(
     was when the same command is given again. Model selection looks at held-out samples of the source
     domains, never at the target. Start with --freeze.
     """
-    from sourceward.banks import check_bank
-    from sourceward.banks import save_features as save_bank
     from sourceward.fitting import fit as run
     from sourceward.fitting.settings import parse_assignments, read_config
+    from sourceward.model.banks import check_bank
+    from sourceward.model.banks import save_features as save_bank
 
     if save_features is not None:
         check_bank(save_features)

@@ -30,7 +30,7 @@ def predict(
     An input that cannot be read gets a row that says so, and the rest go on.
     """
     from sourceward.model import load
-    from sourceward.predicting import predict_files
+    from sourceward.model.predicting import predict_files
 
     model = load(run, device)
     if num_steps is not None:

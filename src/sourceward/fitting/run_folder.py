@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from sourceward._model_file import CONFIG
 from sourceward.errors import InputError
+from sourceward.model.file import CONFIG
 from sourceward.storage import write_text
 
 CHECKPOINT, LAST = "checkpoint.safetensors", "last.safetensors"

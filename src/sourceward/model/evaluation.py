@@ -14,7 +14,7 @@ from sourceward.data import DomainDataset, open_dataset
 from sourceward.errors import unknown_name
 from sourceward.functional.paired import interval, paired_draws
 from sourceward.inputs import encode, extract_features, prepare_samples
-from sourceward.model import Model
+from sourceward.model.model import Model
 
 
 def evaluate(

@@ -7,8 +7,8 @@ import numpy as np
 
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.errors import InputError
-from sourceward.evaluation import dataset_features
-from sourceward.model import Model
+from sourceward.model.evaluation import dataset_features
+from sourceward.model.model import Model
 
 
 def save_features(

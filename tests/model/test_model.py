@@ -9,9 +9,8 @@ from PIL import Image
 import sourceward as sw
 from sourceward.adapters import STATUS_TEXT
 from sourceward.errors import InputError
-from sourceward.evaluation import evaluate
 from sourceward.inputs import tensor_hash
-from sourceward.model import Model
+from sourceward.model import Model, evaluate
 from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_images, tiny_texts
 
 
@@ -78,7 +77,7 @@ def test_images_are_decoded_a_chunk_ahead_and_no_further(model, tmp_path, monkey
     """As `adapt` does on CUDA."""
     paths = sorted(image_folder(tmp_path / "images").glob("*/*/*.png"))
     expected = model.adapt(paths)
-    monkeypatch.setattr("sourceward.model.rows_per_pass", lambda device: 4)
+    monkeypatch.setattr("sourceward.model.model.rows_per_pass", lambda device: 4)
     read, done, most = [], 0, 0
     pixels, adapt_images = model._pixels, model.adapt_images
 
@@ -190,7 +189,7 @@ def test_unfinished_run_says_so(copied):
 
 def test_hub_round_trip_through_the_mixin(model, tmp_path):
     hub = pytest.importorskip("huggingface_hub")
-    from sourceward.hub import hub_class
+    from sourceward.model.hub import hub_class
 
     assert issubclass(hub_class(), hub.ModelHubMixin)
     hub_class()(model).save_pretrained(tmp_path / "hub")
@@ -214,7 +213,7 @@ def test_evaluation_is_what_the_predictions_say(model):
 
 
 def test_interval_agrees_with_resampling_rows():
-    from sourceward.evaluation import _interval
+    from sourceward.model.evaluation import _interval
 
     random = np.random.default_rng(0)
     change = random.choice([-1, 0, 1], 200, p=[0.1, 0.7, 0.2])

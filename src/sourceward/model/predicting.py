@@ -14,11 +14,11 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from sourceward.ahead import ahead, send
 from sourceward.data.decode import Geometry, decode_image, map_threads
 from sourceward.errors import InputError
 from sourceward.inputs import image_geometry
-from sourceward.model import Model, Prediction
+from sourceward.model.ahead import ahead, send
+from sourceward.model.model import Model, Prediction
 from sourceward.nn.backbones import ImagePreprocessing
 from sourceward.progress import progress_bar
 

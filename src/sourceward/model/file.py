@@ -15,7 +15,7 @@ from sourceward.nn.projection import Projected
 from sourceward.storage import load_tensors
 
 if TYPE_CHECKING:
-    from sourceward.model import Model
+    from sourceward.model.model import Model
 
 FORMAT_VERSION = 1
 OWN = ("format_version", "kind", "classes", "sources", "network", "backbone", "projected_from", "adapt")

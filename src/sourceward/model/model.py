@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward._model_file import (
+from sourceward._sources import source_numbers
+from sourceward.adapters import Adapted, EnergyAdaptation
+from sourceward.adapters.base import join
+from sourceward.encoder import ImageEncoder
+from sourceward.errors import InputError
+from sourceward.inputs import image_geometry, rows_per_pass
+from sourceward.model.ahead import ahead, send
+from sourceward.model.file import (
     CARD,
     CONFIG,
     FORMAT_VERSION,
@@ -26,14 +33,7 @@ from sourceward._model_file import (
     read_model_config,
     restore_network,
 )
-from sourceward._sources import source_numbers
-from sourceward.adapters import Adapted, EnergyAdaptation
-from sourceward.adapters.base import join
-from sourceward.ahead import ahead, send
-from sourceward.encoder import ImageEncoder
-from sourceward.errors import InputError
-from sourceward.inputs import image_geometry, rows_per_pass
-from sourceward.items import describe, is_matrix, items_of, read_images
+from sourceward.model.items import describe, is_matrix, items_of, read_images
 from sourceward.nn import Network, folded
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.projection import Projected
@@ -218,7 +218,7 @@ class Model:
 
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write the folder. `config.json` comes last: a folder that has one is whole."""
-        from sourceward.card import model_card
+        from sourceward.model.card import model_card
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -263,13 +263,13 @@ class Model:
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> "Model":
         """From a folder or from the Hugging Face Hub."""
-        from sourceward.hub import hub_class
+        from sourceward.model.hub import hub_class
 
         return hub_class().from_pretrained(name, **options).model
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload to the Hugging Face Hub; returns the address."""
-        from sourceward.hub import hub_class
+        from sourceward.model.hub import hub_class
 
         return str(hub_class()(self).push_to_hub(repo_id, **options))
 

@@ -17,7 +17,7 @@ def hub_class() -> Any:
             "The Hub needs huggingface_hub: pip install 'sourceward[train]'. `sw.load` reads local folders "
             "without it."
         ) from None
-    from sourceward.model import Model
+    from sourceward.model.model import Model
 
     class HubModel(ModelHubMixin, library_name="sourceward"):
         def __init__(self, model: Model) -> None:
