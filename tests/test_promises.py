@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sourceward import Adapted, EnergyAdapter, InputError, create_adapter
-from sourceward._sources import held_out
+from sourceward.estimator.sources import held_out
 from sourceward.functional import energy, latent_bias
 from sourceward.nn import folded
 from sourceward.samplers import SAMPLERS
@@ -162,7 +162,7 @@ def test_promise_6_stopped_anywhere_it_ends_with_the_same_bits(tmp_path, monkeyp
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("sourceward.estimator._note", stop)
+        patch.setattr("sourceward.estimator.estimator._note", stop)
         with pytest.raises(Killed):
             fitted(**params)
     assert bits(fitted(**params)) == uninterrupted

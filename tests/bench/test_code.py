@@ -44,7 +44,7 @@ def test_every_file_that_a_cell_runs_through_is_in_some_room():
 
 
 def test_features_need_the_code_of_the_estimator_and_no_other_room():
-    found = set(code.needs(code.ROOT / "estimator.py", code.ROOT / "bench/measures.py"))
+    found = set(code.needs(code.ROOT / "estimator/estimator.py", code.ROOT / "bench/measures.py"))
     assert not found - within((*code.ROOMS, *code.IDLE, "nn/backbones", "data"))
 
 
@@ -59,7 +59,7 @@ def keys():
 @pytest.mark.parametrize(
     ("file", "kinds", "adapters"),
     [
-        ("estimator.py", {"features", "raw"}, {"t3a", "tent"}),
+        ("estimator/estimator.py", {"features", "raw"}, {"t3a", "tent"}),
         ("fitting/finetune.py", {"raw"}, {"t3a", "tent"}),
         ("fitting/methods/mixstyle.py", {"raw"}, {"t3a", "tent"}),
         ("fitting/fit.py", {"raw"}, {"t3a", "tent"}),

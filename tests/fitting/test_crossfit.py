@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sourceward.data import DomainDataset
+from sourceward.estimator.tuning import pretend
 from sourceward.fitting import fit
 from sourceward.model import load
-from sourceward.tuning import pretend
 from tests.tiny_runs import (
     FINETUNE,
     TINY,

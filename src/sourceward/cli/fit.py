@@ -98,7 +98,7 @@ def fit(
 
 
 def _summary(info: dict[str, Any], out: str, data: str) -> None:
-    from sourceward.tuning import Promise
+    from sourceward.estimator import Promise
 
     console, metrics = Console(), info["metrics"]
     if "finetune" in metrics:

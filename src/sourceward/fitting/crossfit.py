@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sourceward.data import DomainDataset
 from sourceward.estimator import EnergyAdapter
+from sourceward.estimator.tuning import LENGTHS, Promise, Trial, pretend, settle
 from sourceward.fitting.run_folder import RunFolder
 from sourceward.fitting.stage import Job
 from sourceward.fitting.two_stage import FineTuning
@@ -24,7 +25,6 @@ from sourceward.nn.backbones import Backbone
 from sourceward.nn.projection import project_features
 from sourceward.parallel import ALONE
 from sourceward.settings import AdaptSettings
-from sourceward.tuning import LENGTHS, Promise, Trial, pretend, settle
 
 if TYPE_CHECKING:
     from sourceward.fitting.fit import Prepared

@@ -24,6 +24,7 @@ from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
+from sourceward.estimator.tuning import FEWEST_SOURCES, Promise
 from sourceward.fitting.crossfit import crossfit
 from sourceward.fitting.joint import Run
 from sourceward.fitting.presets import PRESETS
@@ -47,7 +48,6 @@ from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbon
 from sourceward.nn.projection import Projected, project_features
 from sourceward.parallel import Processes, join_processes
 from sourceward.settings import AdaptSettings
-from sourceward.tuning import FEWEST_SOURCES, Promise
 
 LOOK = 4096
 """Samples of a source that scale, class centres and validation look at while a backbone trains; the class

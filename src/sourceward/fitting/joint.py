@@ -10,7 +10,7 @@ from torch import Tensor
 from sourceward.adapters import EnergyAdaptation
 from sourceward.adapters.base import Adapted
 from sourceward.distil import distil
-from sourceward.estimator import EnergyAdapter
+from sourceward.estimator import EnergyAdapter, Promise
 from sourceward.fitting.cost import Meter
 from sourceward.fitting.run_folder import LAST
 from sourceward.fitting.settings import FitSettings
@@ -22,7 +22,6 @@ from sourceward.nn import Network, StackedLeap
 from sourceward.settings import AdaptSettings
 from sourceward.storage import save_tensors
 from sourceward.train import Feed, Trainer
-from sourceward.tuning import Promise
 
 if TYPE_CHECKING:
     from sourceward.fitting.fit import Task

@@ -10,6 +10,7 @@ from typing import Any
 from sourceward.data.augment import Augmentation
 from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
+from sourceward.estimator.tuning import LENGTHS
 from sourceward.fitting.finetune import FineTuneSettings
 from sourceward.fitting.values import parse_assignments, read_config, typed
 from sourceward.functional import Coefficients
@@ -17,7 +18,6 @@ from sourceward.nn.heads import HEADS
 from sourceward.parallel import choose_device
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
-from sourceward.tuning import LENGTHS
 
 _ESTIMATOR = {name: p.default for name, p in inspect.signature(EnergyAdapter).parameters.items()}
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.errors import InputError, TrainingError
 from sourceward.estimator import EnergyAdapter
+from sourceward.estimator.tuning import LENGTHS, Promise
 from sourceward.fitting.cost import Meter
 from sourceward.fitting.finetune import Classifier, FineTuner
 from sourceward.fitting.joint import validate
@@ -28,7 +29,6 @@ from sourceward.nn.projection import Projected, project_features
 from sourceward.settings import AdaptSettings
 from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import Feed
-from sourceward.tuning import LENGTHS, Promise
 
 if TYPE_CHECKING:
     from sourceward.fitting.fit import Prepared

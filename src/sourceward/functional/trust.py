@@ -2,7 +2,7 @@
 
 A source's score is a weighted sum of five pieces of evidence, and votes weigh exp(score). The five weights
 are the same for every source, so what pretend targets taught with one source fewer holds for all of them.
-They start as votes by energy, and are learned on sources that play the target (`tuning`).
+They start as votes by energy, and are learned on sources that play the target (`estimator/tuning.py`).
 """
 
 from collections.abc import Sequence

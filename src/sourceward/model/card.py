@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sourceward.tuning import Promise
+from sourceward.estimator import Promise
 
 
 def model_card(config: dict[str, Any]) -> str:

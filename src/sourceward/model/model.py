@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward._sources import source_numbers
 from sourceward.adapters import Adapted, EnergyAdaptation
 from sourceward.adapters.base import join
 from sourceward.encoder import ImageEncoder
 from sourceward.errors import InputError
+from sourceward.estimator.sources import source_numbers
 from sourceward.inputs import image_geometry, rows_per_pass
 from sourceward.model.ahead import ahead, send
 from sourceward.model.file import (

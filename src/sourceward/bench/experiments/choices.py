@@ -17,8 +17,8 @@ from sourceward.bench.experiments.base import Asked, Context, Outcome, experimen
 from sourceward.bench.experiments.scores import Scores
 from sourceward.bench.experiments.walks import Walk, walk_all
 from sourceward.errors import InputError
+from sourceward.estimator.tuning import LENGTHS
 from sourceward.functional.trust import learn_trust
-from sourceward.tuning import LENGTHS
 
 OFF = "no adaptation"
 STEPS = LENGTHS[0]

@@ -11,12 +11,19 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
-from sourceward._estimator_file import describe, restore
-from sourceward._estimator_input import drawn_seed, shifted_part, validated
-from sourceward._sources import encode_sources, fingerprint_of, held_out, source_numbers, split_sources
 from sourceward.adapters import Adapted, EnergyAdaptation
 from sourceward.distil import distil
 from sourceward.errors import InputError
+from sourceward.estimator.file import describe, restore
+from sourceward.estimator.input import drawn_seed, shifted_part, validated
+from sourceward.estimator.sources import (
+    encode_sources,
+    fingerprint_of,
+    held_out,
+    source_numbers,
+    split_sources,
+)
+from sourceward.estimator.tuning import FEWEST_SOURCES, LENGTHS, Part, Promise, learn_votes, tune
 from sourceward.functional import Coefficients, spread
 from sourceward.functional.trust import BY_ENERGY
 from sourceward.nn import Network
@@ -26,7 +33,6 @@ from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
 from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import ResidentFeed, train
-from sourceward.tuning import FEWEST_SOURCES, LENGTHS, Part, Promise, learn_votes, tune
 
 
 class EnergyAdapter(ClassifierMixin, BaseEstimator):

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from sourceward.tuning import Promise
+from sourceward.estimator.tuning import Promise
 
 if TYPE_CHECKING:
-    from sourceward.estimator import EnergyAdapter
+    from sourceward.estimator.estimator import EnergyAdapter
 
 
 def describe(estimator: "EnergyAdapter") -> dict[str, Any]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from sourceward import EnergyAdapter
+from sourceward.estimator.tuning import CAP, LENGTHS, Trial, choose, promise, settle
 from sourceward.functional.trust import BY_ENERGY, Evidence
 from sourceward.settings import AdaptSettings
-from sourceward.tuning import CAP, LENGTHS, Trial, choose, promise, settle
 from tests.helpers import QUICK, make_domains
 
 X, Y, SOURCE = make_domains()

@@ -14,7 +14,7 @@ from sourceward.errors import InputError
 from sourceward.parallel import choose_device
 
 if TYPE_CHECKING:
-    from sourceward.estimator import EnergyAdapter
+    from sourceward.estimator.estimator import EnergyAdapter
 
 
 def validated(estimator: "EnergyAdapter", X: Any, y: Any = "no_validation", *, reset: bool = False) -> Any:
