@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
 from sourceward.bench.cells import key_of
 from sourceward.bench.checkpoints import in_order
@@ -14,6 +15,7 @@ from sourceward.bench.specs import Spec, parse_specs
 from sourceward.bench.training import Training, _two_stage, train
 from sourceward.data import open_dataset
 from sourceward.errors import InputError
+from sourceward.nn.backbones import create_backbone
 from tests.helpers import make_domains
 from tests.tiny_runs import FINETUNE, TINY, image_folder
 
@@ -308,3 +310,20 @@ def test_a_job_that_cannot_train_fails_in_all_its_cells(file, tmp_path):
 )
 def test_the_last_weights_are_asked_of_stage_one_where_there_is_one(options, asks):
     assert _two_stage(Training(**{"last": True, **options})) == asks
+
+
+def test_features_of_a_frozen_backbone_are_computed_once_before_processes_start(monkeypatch, tmp_path):
+    monkeypatch.setenv("SOURCEWARD_CACHE", str(tmp_path / "cache"))
+    backbone = create_backbone("tiny:conv", weights=None)
+    save_file(
+        {name: value.contiguous() for name, value in backbone.state_dict().items()},
+        tmp_path / "w.safetensors",
+    )
+    data = open_dataset(image_folder(tmp_path / "images"))
+    training = Training(
+        TINY, "cpu", backbone="tiny:conv", weights=str(tmp_path / "w.safetensors"), freeze=True
+    )
+    training.prepare(data)
+    monkeypatch.setattr("sourceward.inputs.prepare_samples", None)  # would be called to compute more
+    checkpoint = train(data, training, ("a",), 0, tmp_path / "run")
+    assert len(checkpoint.part("a").label) == 18

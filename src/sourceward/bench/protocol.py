@@ -5,6 +5,7 @@ labels count right answers and do nothing else, but for the selection `oracle`, 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -88,6 +89,10 @@ def bench(
     }
     folder = Folder(Path(out), _configuration(plan, jobs))
     folder.open()
+    if workers > 1 and any(job.lacking(folder.load) for job in jobs):
+        with suppress(Exception):  # a worker will say what is wrong, and the rest goes on
+            for dataset in datasets:
+                training.prepare(dataset)
     failed = _run(jobs, folder, engine, workers, on_cell)
     cells = {key: cell for job in jobs for key, cell in _finished(job, folder)}
     results = summarize(plan, jobs, cells, failed, labels)

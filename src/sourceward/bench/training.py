@@ -15,7 +15,11 @@ from sourceward.bench.specs import AUTO
 from sourceward.data import DomainDataset
 from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
+from sourceward.fitting.fit import fit, keep_features
+from sourceward.fitting.presets import PRESETS
 from sourceward.fitting.settings import FitSettings, has_learned, settings_for
+from sourceward.model import load
+from sourceward.model.evaluation import dataset_features
 from sourceward.parallel import choose_device
 
 LAST = "last.safetensors"
@@ -67,13 +71,19 @@ class Training:
 
     def fit_settings(self, kind: str) -> FitSettings:
         """What `fit` makes of the settings, for raw data of a kind."""
-        from sourceward.fitting import PRESETS
-
-        chosen = PRESETS[self.preset] if self.preset is not None else None
         trains = not self.freeze
-        learned = has_learned(kind, self.backbone or (chosen and chosen.backbone), self.weights)
-        layer = chosen.settings if chosen and trains else None
+        learned = has_learned(kind, self._spec, self.weights)
+        layer = PRESETS[self.preset].settings if self.preset and trains else None
         return settings_for(trains, layer, self.settings, learned=learned)
+
+    def prepare(self, data: DomainDataset) -> None:
+        """Features of a frozen backbone, once and by all cores, before several processes ask for them."""
+        if self.freeze and self.weights is not None:
+            keep_features(data, self._spec, self.weights, self.fit_settings(data.kind), self.device)
+
+    @property
+    def _spec(self) -> str | None:
+        return self.backbone or (PRESETS[self.preset].backbone if self.preset else None)
 
 
 def train(
@@ -134,10 +144,6 @@ def _on_features(
 def _on_inputs(
     data: DomainDataset, training: Training, left_out: tuple[str, ...], seed: int, folder: Path
 ) -> Checkpoint:
-    from sourceward.fitting import fit
-    from sourceward.model import load
-    from sourceward.model.evaluation import dataset_features
-
     out = folder / "model"
     model = fit(
         data,
@@ -182,8 +188,6 @@ def _on_inputs(
 
 def _two_stage(training: Training) -> bool:
     """Whether the last weights of a fine-tuned backbone are asked for."""
-    from sourceward.fitting import PRESETS
-
     preset = {} if training.preset is None else PRESETS[training.preset].settings
     recipe = training.settings.get("recipe", preset.get("recipe", FitSettings.recipe))
     return training.last and not training.freeze and recipe == "two-stage"

@@ -46,7 +46,7 @@ from sourceward.model import Model, load
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
 from sourceward.nn.projection import Projected, project_features
-from sourceward.parallel import Processes, join_processes
+from sourceward.parallel import Processes, choose_device, join_processes
 from sourceward.settings import AdaptSettings
 
 LOOK = 4096
@@ -119,6 +119,15 @@ def fit(
         return Run(_task(sources, body, freeze, job, place), job).finish(info)
     except (OSError, SafetensorError) as error:
         raise InputError(f"Could not write the run to '{out}': {error}. Is the disk full?") from error
+
+
+def keep_features(
+    dataset: DomainDataset, backbone: Any, weights: Any, plan: FitSettings, device: str
+) -> None:
+    """Compute and keep on disk what `fit(freeze=True)` will ask for, of every domain."""
+    body = _backbone(dataset, backbone, weights, plan, False, 0)
+    if body is not None:
+        extract_features(dataset, body, choose_device(device), False)
 
 
 @dataclass
