@@ -166,7 +166,7 @@ def averaging(iteration: int, average: float) -> float:
     """How much of the average stays when an iterate comes in.
 
     The memory is short at first, so that the start is forgotten; an `average` of 1 is the plain mean of all
-    iterates but the first hundred.
+    iterates from the hundredth on.
 
     >>> averaging(1, 0.98), averaging(1000, 0.98)
     (0.1, 0.98)

@@ -12,7 +12,7 @@ from sourceward.bench.checkpoints import in_order
 from sourceward.bench.jobs import run_job
 from sourceward.bench.protocol import Plan, _jobs, bench
 from sourceward.bench.specs import Spec, parse_specs
-from sourceward.bench.training import Training, _two_stage, train
+from sourceward.bench.training import Training, train
 from sourceward.data import open_dataset
 from sourceward.errors import InputError
 from sourceward.nn.backbones import create_backbone
@@ -309,7 +309,8 @@ def test_a_job_that_cannot_train_fails_in_all_its_cells(file, tmp_path):
     ],
 )
 def test_the_last_weights_are_asked_of_stage_one_where_there_is_one(options, asks):
-    assert _two_stage(Training(**{"last": True, **options})) == asks
+    layer = Training(**{"last": True, **options}).fit_layer()
+    assert (layer.get("finetune.select") == "last") == asks
 
 
 def test_features_of_a_frozen_backbone_are_computed_once_before_processes_start(monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from sourceward.cli.predict import predict
 from sourceward.errors import InputError
+from sourceward.model import load
 from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_texts
 
 
@@ -96,3 +97,12 @@ def test_nothing_half_written(run, tiny_run, images, tmp_path, monkeypatch):
     monkeypatch.setattr("sourceward.model.predicting._answers", lambda *_: 1 / 0)
     run(tiny_run, images / "c", "--out", out)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "notes.txt"]
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_asked_for_steps_are_those_of_the_python_call(run, tiny_run, images, tmp_path, steps):
+    out, paths = tmp_path / "p.jsonl", sorted((images / "c/x").iterdir())
+    assert run(tiny_run, *paths, "--out", out, "--num-steps", steps).exit_code == 0
+    found = [json.loads(line)["probability"] for line in out.read_text().splitlines()]
+    expected = load(tiny_run, "cpu").adapt(paths, num_steps=steps).probabilities.max(1)
+    np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import sourceward
 from sourceward.data import DATASETS
 from sourceward.errors import InputError
 from sourceward.fitting import PRESETS
+from sourceward.fitting.finetune import FineTuneSettings
 from sourceward.fitting.settings import (
     JOINT,
     FitSettings,
@@ -133,7 +135,10 @@ def test_a_backbone_that_has_learned_is_averaged_over_all_iterates():
     assert learned.finetune.average == 1
     assert learned.finetune.schedule == "constant"
     assert learned.augmentation.fourier == 0.5
-    assert settings_for(True, {"finetune.average": 0.9}, learned=True).finetune.average == 0.9
+    own = settings_for(True, {"finetune": {"average": 0.9}}, learned=True)
+    assert own.finetune == replace(FineTuneSettings(), average=0.9)
+    assert own.augmentation == learned.augmentation
+    assert settings_for(True, {"finetune.max_iter": 7}, learned=True).finetune.average == 1
     assert settings_for(False, learned=True) == settings_for(False)
     assert settings_for(True, {"recipe": "joint"}, learned=True) == FitSettings(recipe="joint")
 

@@ -27,15 +27,15 @@ def test_seen_one_at_a_time_is_as_good_as_seen_together(seed):
     looks = [look(i, draw) for i, draw in enumerate(draws)]
     means = draws.mean(1)
     best = len(means) - 1 - int(means[::-1].argmax())
-    bar = means[best] - np.sqrt((draws[best] * (1 - draws[best]) / 50).sum()) / 3
+    bar = means[best] - standard_error(looks[best]["per_source"])
     assert chosen(looks, "best") == best
     assert chosen(looks, "late") == np.flatnonzero(means >= bar).max()
     assert chosen(looks, "last") == 11
 
 
 def test_the_standard_error_is_the_spread_of_the_mean_over_sources():
-    draws = np.random.default_rng(0).binomial([40, 400], [0.9, 0.6], (200_000, 2)) / [40, 400]
-    told = standard_error({"a": {"accuracy": 0.9, "samples": 40}, "b": {"accuracy": 0.6, "samples": 400}})
+    draws = np.random.default_rng(0).binomial([1000, 4000], [0.9, 0.6], (200_000, 2)) / [1000, 4000]
+    told = standard_error({"a": {"accuracy": 0.9, "samples": 1000}, "b": {"accuracy": 0.6, "samples": 4000}})
     assert told == pytest.approx(draws.mean(1).std(), rel=0.01)
 
 
@@ -44,3 +44,8 @@ def test_another_rule_is_refused_by_name():
         FineTuneSettings(select="lat")
     for rule in SELECT:
         FineTuneSettings(select=rule)
+
+
+def test_a_perfect_look_does_not_forbid_later_ones():
+    assert chosen([look(i, [right / 200], 200) for i, right in enumerate((200, 199, 199))], "late") == 2
+    assert chosen([look(i, [right / 9], 9) for i, right in enumerate((9, 8, 5))], "late") == 1

@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from sourceward.functional import ChainWeights
+from tests.helpers import random_weights
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -66,3 +70,15 @@ def test_kernels_take_the_walk_of_the_fused_chain():
         [sys.executable, "-c", SCRIPT], env=environment, cwd=root, capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "the same\n", done.stderr
+
+
+def test_as_many_stages_as_shared_memory_has_room_for(monkeypatch):
+    from sourceward.samplers import resident
+
+    monkeypatch.setattr(resident, "TILES", {256: resident.Tiles(64, 8, 4)})
+    weights = ChainWeights.of(random_weights(2, 256, 256, narrow=128, dtype=torch.float32))
+    for room, stages in ((232_448, 4), (166_912, 3), (101_376, 2)):  # H200, A100, RTX 4090
+        monkeypatch.setattr(resident, "_room", lambda device, room=room: room)
+        assert resident._tiles(weights).stages == stages
+    monkeypatch.setattr(resident, "_room", lambda device: 49_152)
+    assert resident._tiles(weights) is None

@@ -74,7 +74,14 @@ class Training:
         trains = not self.freeze
         learned = has_learned(kind, self._spec, self.weights)
         layer = PRESETS[self.preset].settings if self.preset and trains else None
-        return settings_for(trains, layer, self.settings, learned=learned)
+        return settings_for(trains, layer, self.fit_layer(), learned=learned)
+
+    def fit_layer(self) -> dict[str, Any]:
+        """The settings, with the last weights of a fine-tuned backbone where those are asked for."""
+        preset = PRESETS[self.preset].settings if self.preset else {}
+        recipe = self.settings.get("recipe", preset.get("recipe", FitSettings.recipe))
+        tunes = self.last and not self.freeze and recipe == "two-stage"
+        return self.settings | ({"finetune.select": "last"} if tunes else {})
 
     def prepare(self, data: DomainDataset) -> None:
         """Features of a frozen backbone, once and by all cores, before several processes ask for them."""
@@ -153,7 +160,7 @@ def _on_inputs(
         weights=training.weights,
         freeze=training.freeze,
         preset=training.preset,
-        settings=training.settings | ({"finetune.select": "last"} if _two_stage(training) else {}),
+        settings=training.fit_layer(),
         device=training.device,
         seed=seed,
         progress=False,
@@ -184,13 +191,6 @@ def _on_inputs(
         info,
         model.asked,
     )
-
-
-def _two_stage(training: Training) -> bool:
-    """Whether the last weights of a fine-tuned backbone are asked for."""
-    preset = {} if training.preset is None else PRESETS[training.preset].settings
-    recipe = training.settings.get("recipe", preset.get("recipe", FitSettings.recipe))
-    return training.last and not training.freeze and recipe == "two-stage"
 
 
 def plain(value: Any) -> Any:

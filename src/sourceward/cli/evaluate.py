@@ -55,6 +55,8 @@ def verdict(scores: dict[str, Any]) -> str:
         return "Adaptation helps here: the whole interval lies above 0."
     if scores["gain_high"] < 0:
         return "Adaptation hurts here: the whole interval lies below 0. Predict with --num-steps 0."
+    if scores["gain_low"] == scores["gain_high"] == 0:
+        return "Adaptation changes no answer here; where `fit` found that it does not pay, it is off."
     return "No clear difference: the interval holds 0. More labelled samples would narrow it."
 
 

@@ -99,6 +99,7 @@ def fit(
 
 def _summary(info: dict[str, Any], out: str, data: str) -> None:
     from sourceward.estimator import Promise
+    from sourceward.estimator.tuning import FEWEST_SOURCES
 
     console, metrics = Console(), info["metrics"]
     if "finetune" in metrics:
@@ -113,6 +114,9 @@ def _summary(info: dict[str, Any], out: str, data: str) -> None:
     if info.get("promise"):
         told = str(Promise(**info["promise"]))
         console.print(f"Will adaptation help? {told[0].upper()}{told[1:]}.", highlight=False, markup=False)
+    elif len(info["data"]["sources"]) < FEWEST_SOURCES:
+        few = f"Will adaptation help? {FEWEST_SOURCES} sources or more could tell, and labelled samples:"
+        console.print(f"{few} `evaluate`.", highlight=False)
     console.print(f"Model in {escape(out)}, after {metrics['seconds']:.0f} s. Next:", highlight=False)
     console.print(f"  sourceward evaluate {escape(out)} {escape(data)}", highlight=False, soft_wrap=True)
     if info["training"]["backbone"] is not None and not info["training"]["freeze"]:

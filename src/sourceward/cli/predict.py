@@ -1,7 +1,7 @@
 """`sourceward predict RUN INPUT... --out p.csv`: labels for files, with what stands behind them."""
 
 import json as jsonlib
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -34,7 +34,7 @@ def predict(
 
     model = load(run, device)
     if num_steps is not None:
-        model.settings = replace(model.settings, num_steps=num_steps)
+        model.settings = model.asked(num_steps)
     failures = predict_files(model, inputs, out, column=column, progress=bars(quiet))
     if json:
         typer.echo(jsonlib.dumps({"out": out, "unreadable": [asdict(failure) for failure in failures]}))

@@ -127,7 +127,7 @@ def keep_features(
     """Compute and keep on disk what `fit(freeze=True)` will ask for, of every domain."""
     body = _backbone(dataset, backbone, weights, plan, False, 0)
     if body is not None:
-        extract_features(dataset, body, choose_device(device), False)
+        extract_features(dataset, body, choose_device(device))
 
 
 @dataclass

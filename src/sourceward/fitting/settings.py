@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike
 from typing import Any
@@ -79,7 +79,8 @@ class FitSettings:
     Args:
         recipe: how a backbone is trained: `two-stage` fine-tunes it as a classifier and fits an
             `EnergyAdapter` to its features; `joint` trains everything together (Algorithm 1).
-        finetune: stage 1 of `two-stage`; what is not in it is of stage 2.
+        finetune: stage 1 of `two-stage`; what is not in it is of stage 2. `fit` starts from `PRETRAINED`
+            where it is given settings by name and the backbone has learned before.
         backbone_rate: learning rate of the backbone in `joint`.
         schedule: `cosine`, `step` (x 0.1 at 60 %) or `constant`.
         freeze_batchnorm: hold the backbone's batch norm statistics.
@@ -269,6 +270,16 @@ def has_learned(kind: str, backbone: Any, weights: Any) -> bool:
     return kind == "image" and named and weights is not None and not str(backbone).startswith("tiny:")
 
 
+def _pretrained(layers: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """`PRETRAINED`; a schedule or an average of your own goes with the defaults of `finetune`."""
+    given = {name for layer in layers for name in layer or {}}
+    for layer in layers:
+        inner = (layer or {}).get("finetune")
+        given |= {f"finetune.{name}" for name in inner} if isinstance(inner, Mapping) else set()
+    own = given & {"finetune.schedule", "finetune.average"}
+    return {name: value for name, value in PRETRAINED.items() if not (own and name.startswith("finetune."))}
+
+
 def settings_for(
     trains_backbone: bool, *layers: Mapping[str, Any] | None, learned: bool = False
 ) -> FitSettings:
@@ -283,7 +294,7 @@ def settings_for(
     for layer in layers:
         recipe = (layer or {}).get("recipe", recipe)
     settings = FitSettings(recipe=recipe) if trains_backbone and recipe in RECIPES else FitSettings()
-    before = [PRETRAINED] if learned and trains_backbone and recipe == "two-stage" else []
+    before = [_pretrained(layers)] if learned and trains_backbone and recipe == "two-stage" else []
     for layer in [*before, *layers]:
         settings = settings.changed(layer or {})
     settings.refuse_unused(trains_backbone)

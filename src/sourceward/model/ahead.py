@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -33,8 +34,14 @@ def send(rows: Tensor, device: torch.device) -> Tensor:
     for the copy."""
     if device.type != "cuda" or rows.is_cuda:
         return rows.to(device)
-    copying = torch.cuda.Stream(device)
+    copying = _stream(device)
     with torch.cuda.stream(copying):
         there = rows.pin_memory().to(device, non_blocking=True)
     copying.synchronize()
     return there
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all copies: memory that a stream has had, another one does not get."""
+    return torch.cuda.Stream(device)

@@ -18,12 +18,12 @@ def model_card(config: dict[str, Any]) -> str:
         "---",
         "# A sourceward model",
         "",
-        "Each test sample is moved toward the source domains before it is classified; no weight changes.",
+        "Samples are moved toward the source domains where that pays, then classified; no weight changes.",
         "",
         f"- Reads: {config['kind']} ({name})",
         f"- Classes ({len(classes)}): {shown}",
         f"- Source domains: {', '.join(sources)}",
-        f"- Walk at test time: {adapt['num_steps']} steps of {adapt['step']['step_size']:g}",
+        f"- Walk at test time: {_walk(adapt)}",
         *_scores(config.get("metrics") or {}),
         *_promise(config.get("promise")),
         "",
@@ -36,6 +36,11 @@ def model_card(config: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _walk(adapt: dict[str, Any]) -> str:
+    steps = adapt["num_steps"]
+    return f"{steps} steps of {adapt['step']['step_size']:g}" if steps else "none: samples stay in place"
 
 
 def _promise(told: dict[str, Any] | None) -> list[str]:

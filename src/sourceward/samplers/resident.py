@@ -7,7 +7,8 @@ written: each row has two places for its a0, and to accept is to turn to the oth
 step. A wide matrix is better shared by many programs: see `kernels`, which also says what is rounded.
 """
 
-from typing import Any, NamedTuple
+from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -33,7 +34,13 @@ class Tiles(NamedTuple):
     """Of the hidden layer, computed together."""
     warps: int
     stages: int
-    """Pieces on their way at once; each holds about piece x (width + narrow) x 2 bytes of shared memory."""
+    """Pieces on their way at once."""
+
+    def shared_bytes(self, width: int, narrow: int) -> int:
+        """Of shared memory, as Triton takes it for ROWS samples: what is always there, and the pieces of
+        weights (half precision), a0 (single) and noise (half) that are on their way."""
+        piece = self.piece * (2 * (width + narrow) + 6 * ROWS)
+        return 6144 + 24 * width + max(self.stages - 1, 1) * piece
 
 
 TILES = {256: Tiles(64, 8, 4), 512: Tiles(32, 8, 4)}
@@ -231,6 +238,20 @@ def _jitter(normals: Normals, k: int, n: int, std: float, dtype: torch.dtype) ->
     return jitter, jitter.to(dtype)
 
 
-def _tiles(weights: ChainWeights) -> Any:
-    width = max(weights.up.shape[1:])
-    return next((TILES[limit] for limit in sorted(TILES) if width <= limit), None)
+def _tiles(weights: ChainWeights) -> Tiles | None:
+    """Those of the narrowest width that is wide enough, with as many stages as the device has room for."""
+    width, narrow = max(weights.up.shape[1:]), weights.out.shape[-1]
+    limit = next((limit for limit in sorted(TILES) if width <= limit), None)
+    if limit is None:
+        return None
+    room = _room(weights.up.device)
+    fewer = (TILES[limit]._replace(stages=stages) for stages in range(TILES[limit].stages, 1, -1))
+    return next((tiles for tiles in fewer if tiles.shared_bytes(limit, narrow) <= room), None)
+
+
+@cache
+def _room(device: torch.device) -> float:
+    """Bytes of shared memory that a program may have."""
+    if device.type != "cuda":
+        return float("inf")
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

@@ -64,7 +64,7 @@ def _pretrained(name: str, architecture: dict[str, Any], local_files_only: bool)
     import timm
 
     settings = timm.get_pretrained_cfg(name)
-    remedy = "Connect once, or give a file with `weights=PATH`, or `weights=None` for random weights."
+    remedy = "Connect once, or give a file (`weights=PATH`), or start at random (`weights=None`)."
     if settings is None or not settings.has_weights:
         raise InputError(f"timm has no weights for {name!r}. Pass `weights=PATH` or `weights=None`.")
     options = dict(architecture, pretrained=True, num_classes=0)

@@ -36,7 +36,7 @@ def build(
         with url_cache(weights.url, local_files_only=local_files_only):
             network = torchvision.models.get_model(base, weights=weights, **architecture)
     except OSError as error:
-        remedy = "Connect once, or give a file with `weights=PATH`, or `weights=None` for random weights."
+        remedy = "Connect once, or give a file (`weights=PATH`), or start at random (`weights=None`)."
         raise no_download(f"the weights of torchvision:{name}", remedy, error) from error
     except ValueError as error:  # a vision transformer asked for another size than its weights have
         raise InputError(
