@@ -70,6 +70,13 @@ def test_the_headline_follows_the_interval(results, low, gain, high, says):
     )
 
 
+def test_the_headline_says_when_no_answer_changes(results):
+    subject = choose_subject(results, "ebtsa:num_steps=4")
+    for target in subject.row["targets"].values():
+        target.update({"saved": 0, "lost": 0})
+    assert "changes no answer: " in headline(subject)
+
+
 def test_the_subject_is_never_an_oracle(results):
     for row in results["table"]:
         row["oracle"] = row["adapter"].startswith("selected:")

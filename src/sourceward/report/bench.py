@@ -53,6 +53,8 @@ def headline(subject: Subject) -> str:
     says = "helps" if low > 0 else "hurts" if high < 0 else "makes no clear difference"
     seeds = len({cell["seed"] for cell in subject.cells})
     over = f"{len(row['targets'])} unseen domains, {seeds} seed{'s' if seeds > 1 else ''}"
+    if not any(target["saved"] or target["lost"] for target in row["targets"].values()):
+        return f"{subject.title} changes no answer: {100 * row['mean']:.1f} % with and without ({over})."
     return (
         f"{subject.title} {says}: {100 * none['mean']:.1f} % becomes {100 * row['mean']:.1f} % "
         f"({gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}; {over})."
