@@ -11,11 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sourceward.cli.options import Json, Quiet
+from sourceward.cli.options import Json, Quiet, wide_console
 from sourceward.errors import InputError
-
-WIDE = 120
-"""Columns of a table that goes to a file."""
 
 FAILED = 3
 """Exit code when some cells failed and the rest are there."""
@@ -99,8 +96,7 @@ def bench(
     if json:
         typer.echo(jsonlib.dumps(results))
     elif not quiet:
-        console = Console()
-        show(results, console if console.is_terminal else Console(width=WIDE))
+        show(results, wide_console())
         typer.echo(f"`sourceward report {out}` makes a page of it.")
     if any(not cell.get("unsuitable") for cell in results["failed"]):
         raise typer.Exit(FAILED)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from sourceward.cli.options import wide_console
 
 
 def bench_speed(out: Path, device: str, json: bool, quick: bool, only: str = "") -> None:
@@ -40,7 +41,7 @@ def bench_speed(out: Path, device: str, json: bool, quick: bool, only: str = "")
     if json:
         typer.echo(jsonlib.dumps(results))
     for table in tables(results):
-        Console(stderr=json).print(table)
+        wide_console(stderr=json).print(table)
 
 
 def tables(results: dict[str, Any]) -> list[Table]:

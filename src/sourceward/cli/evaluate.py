@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sourceward.cli.options import Data, Device, Json, Quiet, RunPath, bars
+from sourceward.cli.options import Data, Device, Json, Quiet, RunPath, bars, wide_console
 
 
 def evaluate(
@@ -31,7 +31,7 @@ def evaluate(
     if json:
         typer.echo(jsonlib.dumps(result, indent=2))
     else:
-        render(result, Console())
+        render(result, wide_console())
 
 
 def render(result: dict[str, Any], console: Console) -> None:

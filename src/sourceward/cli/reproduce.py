@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sourceward.cli.bench import WIDE, numbers
-from sourceward.cli.options import Json, Quiet
+from sourceward.cli.bench import numbers
+from sourceward.cli.options import Json, Quiet, wide_console
 
 
 def reproduce(
@@ -62,8 +62,7 @@ def reproduce(
     if json:
         typer.echo(jsonlib.dumps(results, default=str))
     elif not quiet:
-        console = Console()
-        show(results, console if console.is_terminal else Console(width=WIDE))
+        show(results, wide_console())
         typer.echo(f"In {context.out}: results.json, {len(results['figures'])} figures (.svg, .png).")
         typer.echo(f"`sourceward report {context.out}` makes a page of it.")
 
