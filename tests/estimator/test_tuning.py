@@ -160,3 +160,11 @@ def test_learned_votes_survive_the_file(tmp_path):
     again = EnergyAdapter.load(tmp_path / "est.safetensors")
     assert again.trust_ == est.trust_
     assert np.array_equal(again.predict_proba(X), est.predict_proba(X))
+
+
+def test_models_of_pretend_targets_draw_from_the_seed_of_the_fit():
+    X, y, domain = make_domains()
+    fitted = EnergyAdapter(num_steps=1, max_iter=1, random_state=3).fit(X, y, sample_domain=domain)
+    seeds = [EnergyAdapter(random_state=seed).pretender(np.unique(y))._seed for seed in (3, 4)]
+    assert seeds[0] == fitted.pretender(np.unique(y))._seed
+    assert seeds[0] != seeds[1]

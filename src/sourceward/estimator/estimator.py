@@ -305,7 +305,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     def pretender(self, classes: np.ndarray) -> "EnergyAdapter":
         """An unfitted twin that trains the models of pretend targets, on class numbers of `classes`."""
         twin = clone(self).set_params(verbose=False)
-        twin.classes_, twin._seed = classes, getattr(self, "_seed", 0)
+        twin.classes_ = classes
+        twin._seed = self._seed if hasattr(self, "_seed") else drawn_seed(self.random_state, None)
         return twin
 
     def _train(self, parts: list[Part], shifted: Part | None, checkpoint: str | Path | None) -> Network:
