@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from sourceward import InputError
+from sourceward.fitting import FitSettings
+from sourceward.fitting.finetune import FineTuneSettings
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
 
@@ -21,6 +23,8 @@ from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
         (LoopSettings, "schedule", "linear", "Expected `schedule` to be 'cosine', 'step' or 'constant'"),
         (LoopSettings, "average", 1.5, r"Expected `average` to be in \[0, 1\], but got 1.5"),
         (LoopSettings, "average", float("nan"), r"Expected `average` to be in \[0, 1\], but got nan"),
+        (FineTuneSettings, "average", 1.5, r"Expected `finetune.average` to be in \[0, 1\], but got 1.5"),
+        (FitSettings, "validation_fraction", 1.5, "Expected `validation_fraction` to be between 0 and 1"),
         (AdaptSettings, "top", 0, "Expected `top` to be 1 or more, but got 0"),
         (AdaptSettings, "latent", "clas", "Unknown latent 'clas'. Did you mean 'class'"),
         (TrainSettings, "objective", "dms", "Unknown objective 'dms'. Did you mean 'dsm'"),

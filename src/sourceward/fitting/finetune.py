@@ -67,7 +67,10 @@ class FineTuneSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.head_rate < math.inf:
             raise InputError(f"Expected `finetune.head_rate` to be 0 or more, but got {self.head_rate}.")
-        self.loop()
+        try:
+            self.loop()
+        except InputError as error:  # by the name that it has here
+            raise InputError(str(error).replace("`", "`finetune.", 1)) from None
         FINETUNE_METHODS[self.method]
         if self.select not in SELECT:
             raise unknown_name("finetune.select", self.select, SELECT)

@@ -168,6 +168,10 @@ class FitSettings:
                 "`aggregation=learned` is learned from pretend targets, and the recipe 'joint' has none: "
                 "leave `recipe=two-stage`, or choose another aggregation."
             )
+        if not 0 < self.validation_fraction < 1:
+            raise InputError(
+                f"Expected `validation_fraction` to be between 0 and 1, but got {self.validation_fraction}."
+            )
         for name in ("evaluate_every", "checkpoint_every", "components", "leap_steps"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"Expected `{name}` to be 1 or more, but got {getattr(self, name)}.")
