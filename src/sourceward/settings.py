@@ -186,7 +186,7 @@ class LoopSettings:
         weight_decay: decoupled (AdamW); the released code's value.
         schedule: `cosine` to 0, `step` (x 0.1 at 60 %, the released code) or `constant`.
         average: decay of the exponential moving average of everything learned; 0 keeps the last iterate, 1
-            is the plain mean of all iterates but the first hundred (Arpit et al., NeurIPS 2022).
+            is the plain mean of all iterates from the hundredth on (Arpit et al., NeurIPS 2022).
         freeze_batchnorm: hold the backbone's batch norm statistics, so that results do not depend on
             batch make-up.
     """

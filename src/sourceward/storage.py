@@ -62,12 +62,14 @@ def _digest(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def write_text(path: Path, text: str) -> None:
-    """A text file, whole or not at all."""
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: beside it first, then renamed into place."""
+    path = Path(path)
+    data = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

@@ -36,7 +36,8 @@ class Folder:
 
     def open(self) -> None:
         """Make it, or refuse the folder of another configuration before anything is computed."""
-        from sourceward.report.page import open_folder, write_whole
+        from sourceward.report.page import open_folder
+        from sourceward.storage import write_whole
 
         file = self.path / "bench.json"
         if file.exists():
@@ -58,7 +59,7 @@ class Folder:
             return None
 
     def store(self, cell: dict[str, Any]) -> None:
-        from sourceward.report.page import write_whole
+        from sourceward.storage import write_whole
 
         write_whole(self.cells / f"{cell['key']}.json", json.dumps(cell) + "\n")
 

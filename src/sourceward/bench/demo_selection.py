@@ -23,7 +23,7 @@ from sourceward.bench.demo import ESTIMATOR, SOURCES, DemoSettings, Frozen, adap
 from sourceward.bench.digits import load_split, turn, turn_all, untrained_network
 from sourceward.estimator import EnergyAdapter
 from sourceward.progress import progress_bar
-from sourceward.report.page import write_whole
+from sourceward.storage import write_whole
 
 SEEDS, HELD_OUT, STEPS = (0, 1), (15, 75), (0, 5, 10, 20, 30)
 CANDIDATES: dict[str, dict[str, Any]] = {

@@ -89,11 +89,13 @@ def bench(
     }
     folder = Folder(Path(out), _configuration(plan, jobs))
     folder.open()
-    if workers > 1 and any(job.lacking(folder.load) for job in jobs):
+    asked = [job.lacking(folder.load) for job in jobs]
+    waiting = [job for job in asked if job is not None]
+    if workers > 1 and waiting:
         with suppress(Exception):  # a worker will say what is wrong, and the rest goes on
             for dataset in datasets:
                 training.prepare(dataset)
-    failed = _run(jobs, folder, engine, workers, on_cell)
+    failed = _run(waiting, folder, engine, workers, on_cell)
     cells = {key: cell for job in jobs for key, cell in _finished(job, folder)}
     results = summarize(plan, jobs, cells, failed, labels)
     return {
@@ -109,15 +111,13 @@ def bench(
 
 
 def _run(
-    jobs: Iterable[Job],
+    waiting: Sequence[Job],
     folder: Folder,
     engine: str,
     workers: int,
     on_cell: Callable[[dict[str, Any]], None] | None,
 ) -> list[dict[str, Any]]:
-    """Compute and keep the cells that are missing; returns those that failed."""
-    asked = [job.lacking(folder.load) for job in jobs]
-    waiting = [job for job in asked if job is not None]
+    """Compute and keep the cells of jobs; returns those that failed."""
     failed = []
     for number, outcome in run_jobs(run_job, waiting, engine, workers):
         if isinstance(outcome, BaseException):

@@ -15,6 +15,7 @@ from sourceward.bench.specs import AUTO
 from sourceward.data import DomainDataset
 from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
+from sourceward.fitting.cost import peak_memory
 from sourceward.fitting.fit import fit, keep_features
 from sourceward.fitting.presets import PRESETS
 from sourceward.fitting.settings import FitSettings, has_learned, settings_for
@@ -124,7 +125,7 @@ def _on_features(
             np.asarray(part.items, dtype=np.float32), part.labels, sample_domain=names
         )
         info = {"rows": len(part), "fit_seconds": time.perf_counter() - start, "tuned": training.tune}
-        info["fit_peak_memory_mb"] = peak_memory()
+        info["fit_peak_memory_mb"] = peak_memory(estimator.network_.scale.device)
         info["promise"] = plain(getattr(estimator, "promise_", None))
         folder.mkdir(parents=True, exist_ok=True)
         estimator.save(file)
@@ -171,7 +172,7 @@ def _on_inputs(
     info = {
         "rows": model.info["data"]["samples"],
         "fit_seconds": metrics["seconds"],
-        "fit_peak_memory_mb": peak_memory(),
+        "fit_peak_memory_mb": peak_memory(model.device),
         "promise": plain(model.info.get("promise") or metrics.get("promise")),
         "validation": metrics,
         "validation_fraction": model.info["training"]["settings"]["validation_fraction"],
@@ -206,12 +207,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
-def peak_memory() -> float:
-    """Of the device when there is one, otherwise of the process, in MB (2^20 bytes)."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**20
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -75,7 +75,7 @@ def bench(
     from sourceward.bench.specs import parse_specs
     from sourceward.bench.training import Training
     from sourceward.fitting.settings import parse_assignments
-    from sourceward.report.page import write_whole
+    from sourceward.storage import write_whole
 
     preset, data = split_preset(data)
     given = None if weights.lower() == "none" else weights

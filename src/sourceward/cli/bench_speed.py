@@ -21,7 +21,7 @@ def bench_speed(out: Path, device: str, json: bool, quick: bool, only: str = "")
     from sourceward.bench.speed import Plan, bench_speed
     from sourceward.bench.speed_sections import chosen
     from sourceward.parallel import choose_device
-    from sourceward.report.page import write_whole
+    from sourceward.storage import write_whole
 
     place = torch.device(choose_device(device))
     plan = Plan.quick() if quick else Plan.on(place)

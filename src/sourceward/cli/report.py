@@ -18,8 +18,9 @@ def report(
 ) -> None:
     """Make one self-contained HTML page of results: no script, no network; for screen, phone and print."""
     from sourceward.report.document import document
-    from sourceward.report.page import render, write_whole
+    from sourceward.report.page import render
     from sourceward.report.results import report_page
+    from sourceward.storage import write_whole
 
     if markdown:
         page_file = out or folder / "results.md"

@@ -19,16 +19,17 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self) -> dict[str, float]:
-        """Memory in MB (2^20 bytes): of the device, or of the whole process so far where that is a CPU."""
+        """So far."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-            memory = torch.cuda.max_memory_allocated(self.device) / 2**20
-        else:
-            memory = _process_memory()
-        return {"seconds": round(time.monotonic() - self.started, 2), "peak_memory_mb": round(memory, 1)}
+        seconds = time.monotonic() - self.started
+        return {"seconds": round(seconds, 2), "peak_memory_mb": round(peak_memory(self.device), 1)}
 
 
-def _process_memory() -> float:
+def peak_memory(device: torch.device) -> float:
+    """In MB (2^20 bytes): of the device, or of the whole process so far where that is a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
     try:
         import resource
     except ImportError:  # not on Windows

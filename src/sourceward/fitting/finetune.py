@@ -37,7 +37,7 @@ class FineTuneSettings:
         weight_decay: decoupled (AdamW).
         schedule: `cosine`, `step` (x 0.1 at 60 %) or `constant`.
         average: decay of the moving average of all weights; 0 keeps the last iterate, 1 is the plain mean of
-            all iterates but the first hundred.
+            all iterates from the hundredth on.
         freeze_batchnorm: hold the statistics of batch norm; where they move, they are averaged, too.
         evaluate_every: iterations between looks at source validation; a tenth of the training when None.
         checkpoint_every: iterations between checkpoints.

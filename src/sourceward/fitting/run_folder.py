@@ -18,7 +18,7 @@ import torch
 
 from sourceward.errors import InputError
 from sourceward.model.file import CONFIG
-from sourceward.storage import write_text
+from sourceward.storage import write_whole
 
 CHECKPOINT, LAST = "checkpoint.safetensors", "last.safetensors"
 FINETUNED, HEADS = "finetuned.safetensors", "heads.safetensors"
@@ -52,7 +52,7 @@ class RunFolder:
 
     def start(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        write_text(self.path / "run.json", json.dumps(self.configuration, indent=2) + "\n")
+        write_whole(self.path / "run.json", json.dumps(self.configuration, indent=2) + "\n")
 
     def _compare(self, file: Path) -> None:
         try:
@@ -76,7 +76,7 @@ class RunFolder:
         if self.metrics.exists():
             lines = [line for line in self.metrics.read_text().splitlines() if line.endswith("}")]
             kept = [line for line in lines if not _after(json.loads(line), stage, iteration)]
-            write_text(self.metrics, "".join(f"{line}\n" for line in kept))
+            write_whole(self.metrics, "".join(f"{line}\n" for line in kept))
 
 
 def differences(before: Any, now: Any, path: str = "") -> Any:

@@ -40,7 +40,7 @@ from sourceward.nn.projection import Projected
 from sourceward.parallel import choose_device
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings
-from sourceward.storage import save_tensors, write_text
+from sourceward.storage import save_tensors, write_whole
 
 
 @dataclass(frozen=True)
@@ -227,8 +227,8 @@ class Model:
         if self.backbone is not None:
             self.backbone.save_assets(folder)
         config = self.config()
-        write_text(folder / CARD, model_card(config))
-        write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+        write_whole(folder / CARD, model_card(config))
+        write_whole(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
     def config(self) -> dict[str, Any]:
         """Everything but tensors and tokenizer, as JSON values."""

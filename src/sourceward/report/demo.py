@@ -12,7 +12,8 @@ from sourceward.adapters import Adapted
 from sourceward.bench.demo import Demo, Target, adapt
 from sourceward.bench.demo_numbers import accuracy_rows
 from sourceward.report import figures
-from sourceward.report.page import Card, Figure, Page, Section, Table, render, write_whole
+from sourceward.report.page import Card, Figure, Page, Section, Table, render
+from sourceward.storage import write_whole
 
 CLOUD, SHOWN = 500, 300
 """Source and target points on a map: enough to see, few enough to draw."""

@@ -1,6 +1,5 @@
 """One self-contained HTML page from a list of sections: no script, no network; light, dark and print."""
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -92,18 +91,3 @@ def open_folder(path: str | Path) -> Path:
             f"Expected `--out` to be a folder that can be written, but got '{path}': {error.strerror}."
         ) from None
     return path
-
-
-def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: beside it first, then renamed into place."""
-    path = Path(path)
-    data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
