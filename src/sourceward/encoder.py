@@ -7,6 +7,10 @@ from sourceward.nn import Network
 from sourceward.nn.backbones import ImagePreprocessing
 
 
+class StaleEncoder(Exception):
+    """The backbone is no longer what it was when the encoder was made."""
+
+
 class ImageEncoder:
     """uint8 images (n, channels, height, width) that have the model's own size to features (n, dim).
 
@@ -30,6 +34,7 @@ class ImageEncoder:
         self._held = [(table, name, value) for table in tables for name, value in table.items()]
         self._tensors = [value for _, _, value in self._held if isinstance(value, Tensor)]
         self._places = self._read_places()
+        self._alive = [tensor.detach() for tensor in self._tensors]  # a graph may be launched once too often
 
     def __call__(self, images: Tensor) -> Tensor:
         return self.network.features((images.float() / 255 - self.mean) / self.std)

@@ -8,6 +8,7 @@ README.md           the model card
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from sourceward.adapters import Adapted, EnergyAdaptation
 from sourceward.adapters.base import join
-from sourceward.encoder import ImageEncoder
+from sourceward.encoder import ImageEncoder, StaleEncoder
 from sourceward.errors import InputError
 from sourceward.estimator.sources import source_numbers
 from sourceward.inputs import image_geometry, rows_per_pass
@@ -146,7 +147,11 @@ class Model:
             step = rows_per_pass(self.device)
             feature = torch.cat([self.image_features(part) for part in images.split(step)])
             return self.adapt_features(feature, num_steps, sources)
-        return self._adapter(num_steps, sources).answer(self.network, images, self._encoder())
+        adapter, known = self._adapter(num_steps, sources), self.__dict__.get("_known_encoder")
+        if known is not None and self._describes(known):
+            with suppress(StaleEncoder):  # it is looked at while the answer is computed
+                return adapter.answer(self.network, images, known)
+        return adapter.answer(self.network, images, self._encoder())
 
     def _adapt_ahead(self, items: Any, num_steps: int | None, sources: Sequence[str] | None) -> Adapted:
         """`adapt` from images, a chunk at a time: the next is decoded while this one is computed."""
@@ -297,15 +302,19 @@ class Model:
         return read_images(items, image_geometry(self.backbone.preprocessing))
 
     def _encoder(self) -> ImageEncoder:
-        assert self.backbone is not None
-        known, preprocessing = self.__dict__.get("_known_encoder"), self.backbone.preprocessing
-        whose = None if known is None else (known.network, known.preprocessing)
-        if known is None or whose != (self.network, preprocessing) or not known.valid():
-            assert isinstance(preprocessing, ImagePreprocessing)
-            known = ImageEncoder(self.network, preprocessing)
+        known = self.__dict__.get("_known_encoder")
+        if known is None or not self._describes(known) or not known.valid():
+            assert self.backbone is not None
+            assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
+            known = ImageEncoder(self.network, self.backbone.preprocessing)
             self.__dict__["_known_encoder"] = known
             folded(self.network).graphs.clear()
         return known
+
+    def _describes(self, encoder: ImageEncoder) -> bool:
+        """Whether it was made of this network and its preprocessing."""
+        assert self.backbone is not None
+        return encoder.network is self.network and encoder.preprocessing == self.backbone.preprocessing
 
     def _adapter(
         self, num_steps: int | None, sources: Sequence[str] | None, trajectory: bool = False

@@ -90,6 +90,12 @@ def folded(network: Network) -> Folded:
     return known.folded
 
 
+def folded_before(network: Network) -> Folded | None:
+    """What `folded` returned last, whatever has changed since."""
+    known = network.__dict__.get("_folded")
+    return None if known is None else known.folded
+
+
 class _Kept:
     """What was folded, and of what. Belongs to one network: a copy of the network starts without it."""
 
@@ -99,6 +105,8 @@ class _Kept:
         owners = [tensors for module in modules for tensors in (module._parameters, module._buffers)]
         self.owners = [tensors for tensors in owners if tensors]
         self.folded, self.state = folded, self.read(network)
+        tensors = [tensor for owned in (*self.owners, network._buffers) for tensor in owned.values()]
+        self.alive = [tensor.detach() for tensor in tensors if tensor is not None]  # graphs read them
 
     def read(self, network: Network) -> list[Any]:
         """Changes whenever a part or a tensor is replaced or written to. The backbone plays no part."""

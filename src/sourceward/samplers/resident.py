@@ -1,6 +1,7 @@
 """The fused Langevin chain as one Triton kernel for all steps, for CUDA and features that are not too wide.
 
-A program keeps 16 samples of one source from the first step to the last, x in registers; weights stream past
+Where all weights of a source fit into shared memory the kernel is that of `onchip`; else the one here. A
+program keeps 16 samples of one source from the first step to the last, x in registers; weights stream past
 it from the L2 cache. A step is three loops over pieces of the hidden layer: the energy of the origin; its
 gradient, by way of dE/da0 that is never written down; the proposal and its energy. Only proposals are
 written: each row has two places for its a0, and to accept is to turn to the other. So threads meet once a
@@ -8,20 +9,28 @@ step. A wide matrix is better shared by many programs: see `kernels`, which also
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sourceward.functional.chain import ChainWeights
+from sourceward.functional.chain import ChainWeights, HalfWeights
 from sourceward.functional.rows import matmul
 from sourceward.samplers.base import StepSettings
 from sourceward.samplers.fused import Normals
 from sourceward.samplers.kernel_noise import KeyedNormals
 from sourceward.samplers.kernels import ROWS
 from sourceward.samplers.run import Chain, Record
+
+try:
+    from sourceward.samplers import onchip
+except ImportError:  # Gluon came to Triton late
+    onchip = None  # type: ignore[assignment]
+
+ON_CHIP = onchip is not None
+"""Whether `onchip` may be used."""
 
 NOISE_ROWS = 4096
 """Rows of noise made together: memory does not grow with the number of steps."""
@@ -43,7 +52,7 @@ class Tiles(NamedTuple):
         return 6144 + 24 * width + max(self.stages - 1, 1) * piece
 
 
-TILES = {256: Tiles(64, 8, 4), 512: Tiles(32, 8, 4)}
+TILES = {256: Tiles(64, 8, 4), 512: Tiles(64, 8, 3)}
 """By the greatest width of feature and hidden layer. What is wider goes to `kernels`."""
 
 
@@ -89,7 +98,7 @@ def _second(  # type: ignore[no-untyped-def]
 @triton.jit
 def _walk(  # type: ignore[no-untyped-def]
     start, start_source, x, state, jitter, jitter_step, jitter_source, lift, origins, energy, before, taken,
-    stop, up, down, narrow_up, narrow_down, narrow_bias, out, out_bias, steps, rows, clip, scale,
+    stop, steps, rows, clip, scale, up, down, narrow_up, narrow_down, narrow_bias, out, out_bias,
     DIM: tl.constexpr, HIDDEN: tl.constexpr, NARROW: tl.constexpr, FIRST: tl.constexpr,
     ALWAYS: tl.constexpr, STOP: tl.constexpr, NOISY: tl.constexpr, ORIGINS: tl.constexpr,
     BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
@@ -177,7 +186,7 @@ def _walk(  # type: ignore[no-untyped-def]
 
 def fits(weights: ChainWeights, record: Record) -> bool:
     """Whether the kernel takes this chain; `kernels.fits` says what else is asked."""
-    return record is not True and _tiles(weights) is not None
+    return record is not True and (_on_chip(weights) or _tiles(weights) is not None)
 
 
 @torch.no_grad()
@@ -194,8 +203,6 @@ def resident_langevin(
 ) -> Chain:
     """`fused_langevin` by one kernel; `fits` says whether it can be used."""
     half = weights.half if weights.half is not None else weights.halved()
-    tiles = _tiles(weights)
-    assert tiles is not None
     assert num_steps > 0
     sources, rows, dim = feature.shape
     hidden, narrow = weights.up.shape[-1], weights.out.shape[-1]
@@ -214,20 +221,40 @@ def resident_langevin(
             jitter, rounded = _jitter(normals, first, count, settings.noise_std, half.up.dtype)
             flat = rounded.transpose(0, 1).flatten(1, 2).expand(sources, -1, -1)
             lift = torch.bmm(flat, half.up)
-        _walk[(rows // ROWS, sources)](
+        chain = (
             start, start.stride(0), x, state, jitter, jitter.stride(0),
             jitter.stride(1) if jitter.shape[1] > 1 else 0, lift,
             x if origins is None else origins[first:], energy, before, taken,
-            energy if stop is None else stop, half.up, half.down, half.narrow_up, half.narrow_down,
-            weights.narrow_bias, weights.out, weights.out_bias, count, rows, settings.clip,
-            -settings.step_size,
+            energy if stop is None else stop, count, rows, settings.clip, -settings.step_size,
+        )  # fmt: skip
+        _launch(
+            (rows // ROWS, sources), chain, weights, half,
             DIM=dim, HIDDEN=hidden, NARROW=narrow, FIRST=first == 0,
             ALWAYS=settings.accept == "always", STOP=stop is not None, NOISY=settings.noise_std != 0,
-            ORIGINS=origins is not None, BM=ROWS, BD=max(triton.next_power_of_2(dim), ROWS), BK=tiles.piece,
-            STAGES=tiles.stages, num_warps=tiles.warps,
+            ORIGINS=origins is not None, BM=ROWS,
         )  # fmt: skip
         start = x
     return Chain(x, before, energy, taken, None, None, origins)
+
+
+def _launch(
+    grid: tuple[int, int], chain: tuple[Any, ...], weights: ChainWeights, half: HalfWeights, **flags: Any
+) -> None:
+    """One kernel or the other."""
+    top = weights.narrow_bias, weights.out, weights.out_bias
+    if _on_chip(weights):
+        onchip.walk[grid](
+            *chain, half.up, half.narrow_up, *top, **flags, BD=onchip.padded(flags["DIM"]),
+            BH=onchip.padded(flags["HIDDEN"]), PIECE=onchip.PIECE, num_warps=onchip.WARPS,
+        )  # fmt: skip
+        return
+    tiles = _tiles(weights)
+    assert tiles is not None
+    _walk[grid](
+        *chain, half.up, half.down, half.narrow_up, half.narrow_down, *top, **flags,
+        BD=max(triton.next_power_of_2(flags["DIM"]), ROWS), BK=tiles.piece, STAGES=tiles.stages,
+        num_warps=tiles.warps,
+    )  # fmt: skip
 
 
 def _jitter(normals: Normals, k: int, n: int, std: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -236,6 +263,11 @@ def _jitter(normals: Normals, k: int, n: int, std: float, dtype: torch.dtype) ->
         return normals.jitter(k, n, std, dtype)
     jitter = normals(k, n).mul_(std)
     return jitter, jitter.to(dtype)
+
+
+def _on_chip(weights: ChainWeights) -> bool:
+    """Whether all weights of a source stay in shared memory."""
+    return ON_CHIP and weights.up.is_cuda and onchip.shared_bytes(weights) <= _room(weights.up.device)
 
 
 def _tiles(weights: ChainWeights) -> Tiles | None:

@@ -80,9 +80,16 @@ def keys_of(feature: Tensor, seed: int) -> Tensor:
 def _kernels() -> Any:
     """`samplers.kernels` where Triton is there and gives the right numbers on this device, else None."""
     try:
-        from sourceward.samplers import kernels
+        from sourceward.samplers import kernels, resident
 
-        _check(kernels)
+        if resident.ON_CHIP:
+            try:
+                _check(kernels)
+            except Exception as error:  # as below
+                warnings.warn(f"Chains do not stay on chip: {error}", stacklevel=3)
+                resident.ON_CHIP = False
+        if not resident.ON_CHIP:
+            _check(kernels)
     except Exception as error:  # whatever a compiler for another machine may raise
         warnings.warn(f"Triton kernels are off, chains run by torch alone: {error}", stacklevel=3)
         return None
