@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sourceward.functional import ChainWeights, energy, energy_and_grad, latent_bias
-from sourceward.functional.chain import Workspace
+from sourceward.functional.chain import Lookahead, Workspace
 from tests.helpers import make_generator, random_weights
 
 
@@ -40,3 +40,13 @@ def test_a_workspace_is_used_again_and_scales_the_gradient():
         torch.testing.assert_close(back @ chain.down, -3 * expected)
         torch.testing.assert_close(value, expected_value)
         torch.testing.assert_close(space.energy(a0), expected_value)
+
+
+def test_looking_ahead_sees_what_a_workspace_sees():
+    chain = ChainWeights.of(random_weights(2, 5))
+    space, ahead = (kind(chain, torch.empty(2, 4, 6).double(), scale=-3.0) for kind in (Workspace, Lookahead))
+    for seed in (0, 1):
+        end, lift = torch.randn(2, 2, 4, 6, generator=make_generator(seed), dtype=torch.float64)
+        torch.testing.assert_close(ahead.energy_and_ahead(end, lift), space.energy(end))
+        torch.testing.assert_close(ahead.origin, end + lift)
+        torch.testing.assert_close(ahead.backward_ahead(), space.backward_to_first(end + lift)[1])

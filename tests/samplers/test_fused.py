@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sourceward.functional import ChainWeights, row_keys
+from sourceward.functional import ChainWeights, row_keys, row_multiple
 from sourceward.samplers import StepSettings, fused, generator_noise, keyed_noise, run, walk
 from tests.helpers import make_generator, random_weights, target_of
 
@@ -69,6 +69,27 @@ def test_no_tensor_grows_with_the_number_of_steps(monkeypatch):
     fast(settings(), num_steps=50)
     assert sum(asked) == 50
     assert max(asked) == 3
+
+
+@pytest.mark.parametrize("dim", [50, 64])
+def test_a_chain_has_the_same_bits_among_any_number_of_rows(dim):
+    generator, rows = make_generator(3), row_multiple(dim)
+    energy = random_weights(SOURCES, dim, hidden=dim, narrow=128, latent=False, dtype=torch.float32)
+    chain, feature = ChainWeights.of(energy), torch.randn(8 * rows, dim, generator=generator)
+    whole, *parts = (
+        walk("langevin", part.expand(SOURCES, -1, -1), chain, chain.bias(None), step, 9, row_keys(part))
+        for step in [StepSettings(step_size=5.0, noise_std=0.02)]
+        for part in (feature, *feature.split(rows))
+    )
+    assert torch.equal(torch.cat([part.feature for part in parts], 1), whole.feature)
+    assert torch.equal(torch.cat([part.steps for part in parts], 1), whole.steps)
+    assert 0 < int(whole.steps.min()) < int(whole.steps.max())
+
+
+def test_what_a_chain_returns_can_be_learned_from():
+    weight = torch.ones(DIM, dtype=torch.float64, requires_grad=True)
+    (fast(settings()).feature * weight).sum().backward()
+    assert weight.grad is not None
 
 
 def test_zero_steps_return_the_same_bits():

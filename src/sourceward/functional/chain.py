@@ -104,27 +104,60 @@ class Workspace:
         self.hidden, self.back = torch.empty_like(like), torch.empty_like(like)
         self.a1 = like.new_empty(*like.shape[:2], weights.out.shape[-1])
         self.narrow = torch.empty_like(self.a1)
+        self.value = like.new_empty(like.shape[:2], dtype=torch.float64)
 
     def energy(self, a0: Tensor) -> Tensor:
         """E: (sources, batch), new memory."""
-        return self._value(a0).to(a0.dtype)
+        return self._look(a0).to(a0.dtype, copy=True)
 
     def backward_to_first(self, a0: Tensor) -> tuple[Tensor, Tensor]:
         """E in double, and scale * dE/da0, (sources, batch, hidden), until the next call."""
-        value = self._value(a0)
-        slope = (1 - value).mul_(value).to(a0.dtype).unsqueeze_(-1)
-        torch.mul(slope, self.top, out=self.narrow)
-        _swish_backward(self.narrow, self.a1, grad_input=self.narrow)
-        matmul(self.narrow, self.weights.narrow_down, out=self.back)
-        return value, _swish_backward(self.back, a0, grad_input=self.back)
+        value = self._look(a0)
+        return value, self._back(a0, value.unsqueeze(-1), self.a1, self.narrow)
 
-    def _value(self, a0: Tensor) -> Tensor:
+    def _look(self, a0: Tensor) -> Tensor:
         _swish(a0, out=self.hidden)
         matmul(self.hidden, self.weights.narrow_up, self.weights.narrow_bias, out=self.a1)
         # A row-wise sum, not a matrix-vector product: BLAS picks that kernel by batch size. In double:
         # vectorised and single sigmoids differ by a last bit that must not be left over.
-        score = _swish(self.a1, out=self.narrow).mul_(self.weights.out).sum(-1, dtype=torch.float64)
-        return score.add_(self.out_bias).sigmoid_()
+        top = _swish(self.a1, out=self.narrow).mul_(self.weights.out)
+        return torch.sum(top, -1, dtype=torch.float64, out=self.value).add_(self.out_bias).sigmoid_()
+
+    def _back(self, a0: Tensor, value: Tensor, a1: Tensor, narrow: Tensor) -> Tensor:
+        slope = torch.addcmul(value, value, value, value=-1).to(a0.dtype)  # E (1 - E)
+        torch.mul(slope, self.top, out=narrow)
+        _swish_backward(narrow, a1, grad_input=narrow)
+        matmul(narrow, self.weights.narrow_down, out=self.back)
+        return _swish_backward(self.back, a0, grad_input=self.back)
+
+
+class Lookahead(Workspace):
+    """A `Workspace` for two places at once: the end of a step, and the origin of the step after.
+
+    A few samples are little arithmetic in many operations, and these are fewer. Rows come out the same.
+    """
+
+    def __init__(self, weights: ChainWeights, like: Tensor, scale: float = 1.0) -> None:
+        sources, rows, hidden = like.shape
+        self.pair = like.new_empty(sources, 2 * rows, hidden)
+        super().__init__(weights, self.pair, scale)
+        # Views are made once: each takes as long as an operation.
+        self.end, self.origin = self.pair.unflatten(1, (2, rows)).unbind(1)
+        self.end_value, origin_value = self.value.view(sources, 2, rows).unbind(1)
+        self.origin_value = origin_value.unsqueeze(-1)
+        self.origin_a1 = self.a1.unflatten(1, (2, rows))[:, 1]
+        self.back, self.origin_narrow = torch.empty_like(like), torch.empty_like(self.origin_a1)
+
+    def energy_and_ahead(self, a0: Tensor, lift: Tensor) -> Tensor:
+        """E at a0, (sources, batch), new memory; `backward_ahead` then starts from a0 + lift, `origin`."""
+        self.end.copy_(a0)
+        torch.add(a0, lift, out=self.origin)
+        self._look(self.pair)
+        return self.end_value.to(a0.dtype, copy=True)
+
+    def backward_ahead(self) -> Tensor:
+        """scale * dE/da0 at `origin`, (sources, batch, hidden), until the next call."""
+        return self._back(self.origin, self.origin_value, self.origin_a1, self.origin_narrow)
 
 
 _swish, _swish_backward = torch.ops.aten.silu.out, torch.ops.aten.silu_backward.grad_input
