@@ -120,27 +120,21 @@ class EnergyAdaptation:
         draws, chain = max(self.settings.num_draws, 1), answer.chain
 
         def mean(values: Tensor) -> Tensor:
-            """Average over draws: (sources, draws x batch, ...) -> (batch, sources, ...)."""
+            """Average over draws: (sources, draws x batch, ...) -> (sources, batch, ...)."""
             values = values.to(answer.probability.dtype)
-            return (
-                values.unflatten(1, (draws, -1)).mean(1).transpose(0, 1)
-                if draws > 1
-                else values.transpose(0, 1)
-            )
+            return values.unflatten(1, (draws, -1)).mean(1) if draws > 1 else values
 
         trajectory = None
         if chain.trajectory is not None:
             points = network.raw(chain.trajectory.unflatten(2, (draws, -1)).mean(2))
             trajectory = points.permute(2, 0, 1, 3)
         parts = (
-            network.raw(mean(chain.feature)),
+            *network.raw(mean(chain.feature)),
             answer.probability,
-            answer.per_source.transpose(0, 1),
-            mean(chain.energy_before),
-            mean(chain.energy_after),
-            mean(chain.steps),
+            *answer.per_source,
+            *(mean(values).T for values in (chain.energy_before, chain.energy_after, chain.steps)),
         )
-        return torch.cat([part.flatten(1) for part in parts], 1), trajectory
+        return torch.cat(parts, 1), trajectory
 
     def _unpacked(self, table: np.ndarray, network: Network) -> Adapted:
         sources, classes = network.sources, network.classes
