@@ -34,6 +34,12 @@ def test_one_easy_win_does_not_hide_a_loss():
     assert choose([trial("a", 0.5, 0.9), trial("b", 0.5, 0.49)]) == 1
 
 
+def test_one_win_does_not_speak_for_all():
+    lose, win = trial("a", 0.5, 0.499), trial("b", 0.5, 0.52)
+    assert choose([lose, lose, win]) == 0
+    assert choose([lose, win, win]) == 1
+
+
 def test_next_to_nothing_is_no_reason_to_move():
     assert choose([trial("a", 0.5, 0.502), trial("b", 0.5, 0.502)]) == 0
 

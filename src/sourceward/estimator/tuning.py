@@ -192,9 +192,10 @@ def _some(network: Network, part: Part) -> Part:
 
 
 def choose(trials: Sequence[Trial]) -> int:
-    """The first candidate that pretend targets gain by, or no adaptation (0)."""
-    score = np.mean([np.minimum(trial.gain, CAP) for trial in trials], axis=0)
-    return next((c for c in range(1, len(score)) if score[c] > WORTH), 0)
+    """The first candidate that pretend targets gain by, on average and more often than not; else none (0)."""
+    gain = np.array([np.minimum(trial.gain, CAP) for trial in trials])
+    good = (gain.mean(0) > WORTH) & (np.median(gain, axis=0) > 0)
+    return next((c for c in range(1, len(good)) if good[c]), 0)
 
 
 def promise(trials: Sequence[Trial], chosen: int, settings: AdaptSettings) -> Promise:
