@@ -18,6 +18,7 @@ from sourceward import Adapted, EnergyAdapter, InputError, create_adapter
 from sourceward.estimator.sources import held_out
 from sourceward.functional import energy, latent_bias
 from sourceward.nn import folded
+from sourceward.nn.network import VOICES
 from sourceward.samplers import SAMPLERS
 from sourceward.train import ResidentFeed
 from tests.helpers import QUICK, make_domains
@@ -74,8 +75,9 @@ def _votes(network, rows) -> np.ndarray:
         together = network.posterior(network.centers.mean(0).expand_as(network.centers)).mean
         votes = (votes + network.head(rows, z, together).softmax(-1)) / 2
         weight, bias = network.discriminant()
-        voices = int(network.voices)
-        votes = (2 * votes + voices * (rows @ weight.T + bias).softmax(-1)) / (2 + voices)
+        learned, voices = 2 * VOICES, int(network.discriminant_voices)
+        said = (rows @ weight.T + bias).softmax(-1)
+        votes = (learned * votes + voices * said) / (learned + voices)
     return votes.mean(0)[:60].numpy()
 
 

@@ -1,9 +1,12 @@
 """Whitening: what it measures, what it undoes, and that a sample does not depend on its neighbours."""
 
+import pytest
 import torch
 
 from sourceward.functional import spread, whitening
 from sourceward.nn import Network
+from sourceward.nn import network as module
+from sourceward.nn.network import VOICES
 
 
 def sources(shift: float = 3.0):
@@ -77,8 +80,25 @@ def test_the_discriminant_is_as_sure_as_its_samples_allow():
     assert losses[1] < min(losses[0], losses[2])
 
 
+@pytest.mark.parametrize(("share", "voices"), [(0.3, 0), (0.5, 0), (0.75, 5), (1.0, 2 * VOICES)])
+def test_the_discriminant_has_a_say_where_it_explains_more_than_half(share, voices, monkeypatch):
+    monkeypatch.setattr(module, "mixing_share", lambda *answers: share)
+    network = Network(2, 2, 5, "pooled")
+    network.white = network.unwhite = torch.eye(5)
+    network.fit_discriminant(torch.randn(8, 5), torch.arange(8) % 2)
+    assert network.discriminant_voices == voices  # of these and 2 VOICES learned ones
+
+
+def test_a_network_of_earlier_on_keeps_its_votes():
+    state = Network(2, 2, 5, "pooled").state_dict()
+    del state["discriminant_voices"]
+    network = Network(2, 2, 5, "pooled")
+    network.load_state_dict({**state, "voices": torch.tensor(2)})  # two, beside one of each learned one
+    assert network.discriminant_voices == 2 * VOICES
+
+
 def test_without_whitening_there_is_no_discriminant():
     network = Network(2, 2, 5, "pooled")
     network.fit_discriminant(torch.randn(8, 5), torch.arange(8) % 2)
-    assert network.voices == 0
+    assert network.discriminant_voices == 0
     assert network.sharpness == 0

@@ -14,15 +14,16 @@ from torch import Tensor
 from sourceward.functional.voting import log_vote
 from sourceward.nn import Network
 from sourceward.nn.heads import LinearHead, PrototypeHead
+from sourceward.nn.network import VOICES
 
 
 def voter_logits(network: Network, feature: Tensor) -> Tensor:
-    """(batch, dim) to (voters, sources, batch, classes); a pooled head has two voters or more."""
+    """(batch, dim) to (voters, sources, batch, classes); all voters count alike, so some are there often."""
     logits = network.voter_logits(feature)
-    if voices := int(network.voices):
+    if voices := int(network.discriminant_voices):
         weight, bias = network.discriminant()
         said = (feature @ weight.T + bias).expand(voices, *logits.shape[1:])
-        logits = torch.cat([logits, said])
+        logits = torch.cat([logits.repeat(VOICES, 1, 1, 1), said])
     return logits
 
 
@@ -54,8 +55,9 @@ def class_weights(network: Network) -> Tensor:
     pooled = network.posterior(network.centers.mean(0))
     assert pooled is not None
     weights = (weights + pooled.mean) / 2
-    voices = int(network.voices)
-    return (2 * weights + voices * network.discriminant()[0] * math.sqrt(network.dim)) / (2 + voices)
+    learned, voices = 2 * VOICES, int(network.discriminant_voices)
+    centers = network.discriminant()[0] * math.sqrt(network.dim)
+    return (learned * weights + voices * centers) / (learned + voices)
 
 
 __all__ = ["class_weights", "classifier_energy", "entropy", "log_vote", "voter_logits"]

@@ -14,7 +14,7 @@ from sourceward.functional.rows import laid_out, matmul
 from sourceward.functional.voting import vote
 from sourceward.nn.heads import Head
 from sourceward.nn.latent import LatentNet
-from sourceward.nn.network import Network
+from sourceward.nn.network import VOICES, Network
 
 
 class RowLinear(nn.Module):
@@ -153,11 +153,11 @@ def _fold(network: Network) -> Folded:
 
 def _voters(network: Network, latents: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Weights, biases and shares of a pooled head's classifiers, the discriminant among them."""
-    bias, voices = network.centers.new_zeros(2 * network.classes), [1, 1]
-    if network.voices:
+    bias, voices = network.centers.new_zeros(2 * network.classes), [VOICES, VOICES]
+    if count := int(network.discriminant_voices):
         weight, own = network.discriminant()
         weight = laid_out(weight * network.dim**0.5).expand_as(latents[0])  # the head divides by the root
-        latents, bias, voices = [*latents, weight], torch.cat([bias, own]), [1, 1, int(network.voices)]
+        latents, bias, voices = [*latents, weight], torch.cat([bias, own]), [*voices, count]
     share = network.centers.new_tensor(voices).unsqueeze(-1) / sum(voices)
     return torch.cat(latents, -1).mT, bias, share
 

@@ -26,8 +26,8 @@ from sourceward.nn.leap import StackedLeap
 CALIBRATION_ROWS = 4096
 """As many samples tell a distribution."""
 
-MAJORITY = 0.75
-"""The discriminant votes where its share in the likeliest mixture with what is learned is larger."""
+VOICES = 8
+"""Of each learned classifier of a pooled head: a whole number of them then says how much another counts."""
 
 
 class Network(nn.Module):
@@ -46,7 +46,7 @@ class Network(nn.Module):
     centers: Tensor
     own_energy: Tensor
     sharpness: Tensor
-    voices: Tensor
+    discriminant_voices: Tensor
     latent: LatentNet | None
     leap: StackedLeap | None
     white: Tensor | None
@@ -76,7 +76,7 @@ class Network(nn.Module):
         self.register_buffer("centers", torch.zeros(sources, classes, dim))
         self.register_buffer("own_energy", LEVELS.repeat(sources, 1))
         self.register_buffer("sharpness", torch.zeros(()))
-        self.register_buffer("voices", torch.zeros((), dtype=torch.long))
+        self.register_buffer("discriminant_voices", torch.zeros((), dtype=torch.long))
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise everything but the backbone: uniform in +-1/sqrt(inputs), as `nn.Linear`."""
@@ -151,18 +151,17 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def fit_discriminant(self, feature: Tensor, label: Tensor) -> None:
-        """How sure the discriminant may be, and whether it votes at all, with as many voices as the two
-        classifiers of a pooled head together.
+        """How sure the discriminant may be, and how much of the vote it has.
 
-        It does where it explains unseen samples clearly better than what is learned: its share in the
-        likeliest mixture is more than `MAJORITY`. Features of a backbone that was trained on the sources
-        hardly spread any more, and it is wrong about those of a new domain.
+        As much as its share in the mixture with what is learned that explains unseen samples best is above
+        one half: none where it explains them no better. Features of a backbone that was trained on the
+        sources hardly spread any more, and it is wrong about those of a new domain.
 
         Args:
             feature: (batch, dim), samples of the sources that nothing was trained on.
             label: (batch,), their classes.
         """
-        self.voices.zero_()
+        self.discriminant_voices.zero_()
         if not self.head.pooled or self.white is None:
             return
         self.sharpness.fill_(1.0)
@@ -172,8 +171,8 @@ class Network(nn.Module):
         losses = [cross_entropy(logits * value, label) for value in tried]
         self.sharpness.copy_(tried[torch.stack(losses).argmin()])
         learned, own = log_vote(self.voter_logits(feature)).exp(), (logits * self.sharpness).softmax(-1)
-        share = mixing_share(learned, own, label)
-        self.voices.fill_(2 if share > MAJORITY else 0)
+        say = max(mixing_share(learned, own, label) - 0.5, 0.0)
+        self.discriminant_voices.fill_(round(2 * VOICES * say / (1 - say)))
 
     def voter_logits(self, feature: Tensor) -> Tensor:
         """What the head's classifiers say at the means of the latents, one or, pooled, two of each source:
@@ -199,7 +198,9 @@ class Network(nn.Module):
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         state.setdefault(f"{prefix}own_energy", self.own_energy)  # version 0.1 had no calibration
         state.setdefault(f"{prefix}sharpness", self.sharpness)
-        state.setdefault(f"{prefix}voices", self.voices)
+        earlier = state.pop(f"{prefix}voices", None)  # beside one voice of each learned classifier
+        voices = self.discriminant_voices if earlier is None else VOICES * earlier
+        state.setdefault(f"{prefix}discriminant_voices", voices)
         for name in ("white", "unwhite"):
             if prefix + name in state and getattr(self, name) is None:
                 setattr(self, name, torch.zeros(self.dim, self.dim).to(self.scale))
