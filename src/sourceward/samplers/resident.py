@@ -221,14 +221,12 @@ def resident_langevin(
             jitter, rounded = _jitter(normals, first, count, settings.noise_std, half.up.dtype)
             flat = rounded.transpose(0, 1).flatten(1, 2).expand(sources, -1, -1)
             lift = torch.bmm(flat, half.up)
-        chain = (
+        _launch(
+            (rows // ROWS, sources), weights, half,
             start, start.stride(0), x, state, jitter, jitter.stride(0),
             jitter.stride(1) if jitter.shape[1] > 1 else 0, lift,
             x if origins is None else origins[first:], energy, before, taken,
             energy if stop is None else stop, count, rows, settings.clip, -settings.step_size,
-        )  # fmt: skip
-        _launch(
-            (rows // ROWS, sources), chain, weights, half,
             DIM=dim, HIDDEN=hidden, NARROW=narrow, FIRST=first == 0,
             ALWAYS=settings.accept == "always", STOP=stop is not None, NOISY=settings.noise_std != 0,
             ORIGINS=origins is not None, BM=ROWS,
@@ -238,7 +236,7 @@ def resident_langevin(
 
 
 def _launch(
-    grid: tuple[int, int], chain: tuple[Any, ...], weights: ChainWeights, half: HalfWeights, **flags: Any
+    grid: tuple[int, int], weights: ChainWeights, half: HalfWeights, *chain: Any, **flags: Any
 ) -> None:
     """One kernel or the other."""
     top = weights.narrow_bias, weights.out, weights.out_bias
