@@ -162,6 +162,27 @@ def test_captured_and_eager_agree_on_cuda(model, rows):
     assert any(isinstance(graph, graphs.Graph) for graph in folded(model.network).graphs.values())
 
 
+@needs_cuda
+def test_a_graph_that_is_no_longer_good_is_not_believed(model):
+    images, model = pixels(model, 5), model.to("cuda")
+
+    def backbone_in_place():
+        next(model.network.backbone.parameters()).data.mul_(1.5)
+
+    def centers():
+        model.network.centers.mul_(-1)
+
+    def training():
+        model.network.train()
+
+    model.adapt_images(images)
+    for change in (backbone_in_place, lambda: replace_a_parameter(model.network.backbone), centers, training):
+        change()
+        ours = model.adapt_images(images)
+        same(ours, model.adapt_features(model.image_features(images)), 1e-2)
+        assert not model.network.training
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_whatever_is_in_training_mode_is_put_to_rest(model, known):
     """However deep it lies: batch norm would answer by its batch, and learn from it."""

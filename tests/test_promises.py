@@ -15,13 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sourceward import Adapted, EnergyAdapter, InputError, create_adapter
+from sourceward.adapters import EnergyAdaptation
 from sourceward.estimator.sources import held_out
 from sourceward.functional import energy, latent_bias
-from sourceward.nn import folded
+from sourceward.nn import Network, folded
 from sourceward.nn.network import VOICES
-from sourceward.samplers import SAMPLERS
+from sourceward.samplers import SAMPLERS, StepSettings
+from sourceward.settings import AdaptSettings
 from sourceward.train import ResidentFeed
-from tests.helpers import QUICK, make_domains
+from tests.helpers import QUICK, make_domains, make_generator
 
 X, Y, SOURCE = make_domains()
 TARGET = make_domains(rows=60, sources=1, seed=1)[0] + 2.0
@@ -116,6 +118,29 @@ def test_promise_3_single_rows_and_blocks_have_the_same_bits():
         assert np.array_equal(est.predict_proba(many[:size]), whole[:size]), size
     for row in (700, 1099):
         assert np.array_equal(est.predict_proba(many[[row]]), whole[[row]]), row
+
+
+@pytest.mark.parametrize(
+    ("dim", "hidden", "rows", "threads"), [(50, 50, 240, 2), (512, 512, 92, 5), (64, 50, 33, 1)]
+)
+def test_promise_3_however_many_threads_there_are(dim, hidden, rows, threads):
+    """Threads share numbers among them: what is left over of a share must not be another number."""
+    network = Network(3, 4, dim, hidden=hidden).requires_grad_(False).eval()
+    network.reset_parameters(make_generator(1))
+    network.centers.normal_(generator=make_generator(2))
+    feature = torch.randn(rows, dim, generator=make_generator(3))
+    adapter = EnergyAdaptation(AdaptSettings(3, num_draws=1, step=StepSettings(50.0, noise_std=0.02)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole = adapter(network, feature)
+        ones = [adapter(network, feature[row : row + 1]) for row in range(rows)]
+    finally:
+        torch.set_num_threads(before)
+    assert (whole.steps > 0).mean() > 0.5
+    for name in ("features", "probabilities", "energy_before", "energy_after"):
+        alone = np.concatenate([getattr(one, name) for one in ones])
+        assert np.array_equal(alone, getattr(whole, name)), name
 
 
 @pytest.mark.parametrize("sampler", list(SAMPLERS))

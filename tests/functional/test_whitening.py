@@ -80,7 +80,9 @@ def test_the_discriminant_is_as_sure_as_its_samples_allow():
     assert losses[1] < min(losses[0], losses[2])
 
 
-@pytest.mark.parametrize(("share", "voices"), [(0.3, 0), (0.5, 0), (0.75, 5), (1.0, 2 * VOICES)])
+@pytest.mark.parametrize(
+    ("share", "voices"), [(0.3, 0), (0.5, 0), (0.75, 5), (1.0, 2 * VOICES), (float("nan"), 0)]
+)
 def test_the_discriminant_has_a_say_where_it_explains_more_than_half(share, voices, monkeypatch):
     monkeypatch.setattr(module, "mixing_share", lambda *answers: share)
     network = Network(2, 2, 5, "pooled")

@@ -22,8 +22,9 @@ def voter_logits(network: Network, feature: Tensor) -> Tensor:
     logits = network.voter_logits(feature)
     if voices := int(network.discriminant_voices):
         weight, bias = network.discriminant()
-        said = (feature @ weight.T + bias).expand(voices, *logits.shape[1:])
-        logits = torch.cat([logits.repeat(VOICES, 1, 1, 1), said])
+        said, common = feature @ weight.T + bias, math.gcd(VOICES, voices)
+        said = said.expand(voices // common, *logits.shape[1:])
+        logits = torch.cat([logits.repeat(VOICES // common, 1, 1, 1), said])
     return logits
 
 

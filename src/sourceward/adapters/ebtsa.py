@@ -74,7 +74,7 @@ class EnergyAdaptation:
         return join([self._block(network, inputs[i : i + size], encoder) for i in starts])
 
     def _block(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> Adapted:
-        padded = _more_rows(inputs, _rows(inputs, network.scale.is_cuda, encoder is not None))
+        padded = _more_rows(inputs, _rows(len(inputs), network, encoder is not None))
         table, trajectory = self._table(network, padded, encoder)
         adapted = self._unpacked(table[: len(inputs)].cpu().numpy(), network)
         if trajectory is not None:
@@ -95,7 +95,7 @@ class EnergyAdaptation:
             feature = inputs
             if encoder is not None:
                 feature = encoder(inputs)
-                feature = _more_rows(feature, _rows(feature, feature.is_cuda))
+                feature = _more_rows(feature, _rows(len(feature), network))
             keys = keys_of(feature, self.settings.seed)
             answer = adapt(network, feature, keys, self.settings, sources=self.sources, record=self.record)
             return self._packed(answer, network)
@@ -192,13 +192,12 @@ def _parts(network: Network, encoder: Encoder | None) -> Iterator[nn.Module]:
         yield from network.backbone.modules()
 
 
-def _rows(inputs: Tensor, cuda: bool, encoded: bool = False) -> int:
-    """Rows to compute for `inputs`: on CUDA one of a few numbers, each of which has a graph."""
-    rows = len(inputs)
-    if cuda:
+def _rows(rows: int, network: Network, encoded: bool = False) -> int:
+    """Rows to compute for so many: on CUDA one of a few numbers, each of which has a graph."""
+    if network.scale.is_cuda:
         sizes = (1, 2, 4, 8, 16, 32, 64, INPUTS) if encoded else (16, 32, 64, 128, 256, BLOCK)
         return next(size for size in sizes if size >= rows)
-    multiple = 1 if encoded else row_multiple(inputs.shape[1])
+    multiple = 1 if encoded else row_multiple(network.dim, network.energy.hidden)
     return max(rows + -rows % multiple, multiple)
 
 

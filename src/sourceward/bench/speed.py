@@ -27,7 +27,7 @@ from sourceward.bench.speed_reference import naive_chains
 from sourceward.bench.speed_sections import chosen
 from sourceward.bench.speed_timing import growth, peak_memory, timed
 from sourceward.fitting import FitSettings
-from sourceward.functional import keyed_normals, row_keys
+from sourceward.functional import keyed_normals, row_keys, row_multiple
 from sourceward.graphs import replay
 from sourceward.nn import Network, folded
 from sourceward.samplers import StepSettings, walk
@@ -235,7 +235,7 @@ def memory(device: torch.device, plan: Plan) -> dict[str, Any]:
 
 def _rows(feature: Tensor) -> Tensor:
     """Padded as `adapters.ebtsa` pads."""
-    multiple = 16 if feature.is_cuda else 4
+    multiple = 16 if feature.is_cuda else row_multiple(feature.shape[1])
     return nn.functional.pad(feature, (0, 0, 0, -len(feature) % multiple))
 
 

@@ -192,7 +192,7 @@ def _some(network: Network, part: Part) -> Part:
 
 
 def choose(trials: Sequence[Trial]) -> int:
-    """The first candidate that pretend targets gain by, on average and more often than not; else none (0)."""
+    """The first candidate that pretend targets gain by, on average and at the median, or none (0)."""
     gain = np.array([np.minimum(trial.gain, CAP) for trial in trials])
     good = (gain.mean(0) > WORTH) & (np.median(gain, axis=0) > 0)
     return next((c for c in range(1, len(good)) if good[c]), 0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sourceward.functional.energy import EnergyWeights
-from sourceward.functional.rows import laid_out, matmul
+from sourceward.functional.rows import laid_out, matmul, pieces
 
 
 class HalfWeights(NamedTuple):
@@ -126,9 +126,9 @@ class Workspace:
     def _back(self, a0: Tensor, value: Tensor, a1: Tensor, narrow: Tensor) -> Tensor:
         slope = torch.addcmul(value, value, value, value=-1).to(a0.dtype)  # E (1 - E)
         torch.mul(slope, self.top, out=narrow)
-        _swish_backward(narrow, a1, grad_input=narrow)
+        _swish_backward(narrow, a1)
         matmul(narrow, self.weights.narrow_down, out=self.back)
-        return _swish_backward(self.back, a0, grad_input=self.back)
+        return _swish_backward(self.back, a0)
 
 
 class Lookahead(Workspace):
@@ -160,5 +160,15 @@ class Lookahead(Workspace):
         return self._back(self.origin, self.origin_value, self.origin_a1, self.origin_narrow)
 
 
-_swish, _swish_backward = torch.ops.aten.silu.out, torch.ops.aten.silu_backward.grad_input
-"""(a), and (grad, a) -> grad * swish'(a): each in one pass, into memory that is given."""
+def _swish(a: Tensor, out: Tensor) -> Tensor:
+    """swish(a) in one pass, into memory that is given."""
+    for piece in pieces(a, out):
+        torch.ops.aten.silu.out(piece[0], out=piece[1])
+    return out
+
+
+def _swish_backward(grad: Tensor, a: Tensor) -> Tensor:
+    """grad * swish'(a) in one pass, in place of `grad`."""
+    for piece in pieces(grad, a):
+        torch.ops.aten.silu_backward.grad_input(*piece, grad_input=piece[0])
+    return grad

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sourceward.functional.rows import by_number
+
 
 class EnergyWeights(NamedTuple):
     """Weights of the stacked energy; spectral normalisation, where there is any, is folded in already."""
@@ -51,7 +53,7 @@ class Masks(NamedTuple):
 
 
 def swish(a: Tensor) -> Tensor:
-    return torch.nn.functional.silu(a)
+    return by_number(torch.nn.functional.silu, a)
 
 
 def swish_grad(a: Tensor) -> Tensor:

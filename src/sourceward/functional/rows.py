@@ -2,8 +2,11 @@
 
 BLAS picks its kernel, and how it cuts the sum, by the shape of the whole problem: a sample's last bits then
 depend on its neighbours. On a CPU three habits prevent that: the right factor is contiguous, the sum is cut
-into pieces of our own, and very small problems get more rows.
+into pieces of our own, and very small problems get more rows. Functions of single numbers are cut, too: each
+thread has its share, and what is left over of a share goes through another exponential.
 """
+
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -34,18 +37,50 @@ def laid_out(weight: Tensor) -> Tensor:
     return weight.detach().mT.contiguous()
 
 
-def row_multiple(dim: int) -> int:
-    """Pad batches of `dim` features to a multiple of this many rows.
+GRAIN = 32_768
+"""Numbers that torch gives a thread before it asks another."""
+
+
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Views of tensors of one shape, together all of them: nothing is left over of any thread's share.
+
+    >>> sum(len(piece) for (piece,) in pieces(torch.zeros(2 * GRAIN + 64)))
+    65600
+    """
+    first, threads = tensors[0], torch.get_num_threads()
+    if first.device.type != "cpu" or first.numel() <= GRAIN or threads == 1:
+        yield tensors
+    elif all(tensor.is_contiguous() for tensor in tensors):
+        even = first.numel() // (threads * GRAIN) * threads * GRAIN  # every thread has as much
+        whole = first.numel() // GRAIN * GRAIN  # fewer threads, each with a grain
+        lengths = [even, whole - even, first.numel() - whole]
+        flat = [tensor.view(-1).split(lengths) for tensor in tensors]
+        yield from (piece for piece in zip(*flat) if len(piece[0]))
+    else:
+        for parts in zip(*tensors):
+            yield from pieces(*parts)
+
+
+def by_number(function: Callable[[Tensor], Tensor], numbers: Tensor) -> Tensor:
+    """`function` of every number; in `pieces`, but for gradients."""
+    if numbers.requires_grad and torch.is_grad_enabled():
+        return function(numbers)
+    found = [function(piece) for (piece,) in pieces(numbers.contiguous())]
+    return found[0] if len(found) == 1 else torch.cat(found).view(numbers.shape)
+
+
+def row_multiple(*widths: int) -> int:
+    """Pad batches of features to a multiple of this many rows, where layers are as wide as `widths`.
 
     One row alone is a matrix-vector product, another kernel; and torch multiplies matrices by hand below 400
-    products in all. Two classes and `dim` features reach that with 200 / dim rows. What is left over when
+    products in all. Two classes and a width reach that with 200 / width rows. What is left over when
     numbers are taken 32 at a time goes through another exponential: nothing may be.
 
     >>> row_multiple(512), row_multiple(6), row_multiple(100)
     (4, 64, 8)
     """
     multiple = 4
-    while multiple * dim < 200 or multiple * dim % 32:
+    while any(multiple * width < 200 or multiple * width % 32 for width in widths):
         multiple *= 2
     return multiple
 

@@ -17,7 +17,7 @@ from sourceward.storage import load_tensors
 if TYPE_CHECKING:
     from sourceward.model.model import Model
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 OWN = ("format_version", "kind", "classes", "sources", "network", "backbone", "projected_from", "adapt")
 """Keys of config.json that build the model; the rest is `Model.info`."""
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"

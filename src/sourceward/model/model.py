@@ -99,6 +99,8 @@ class Model:
 
     def to(self, device: str | torch.device) -> "Model":
         self.network.to(choose_device(device))
+        self.__dict__.pop("_known_encoder", None)  # it keeps the memory of its graphs alive
+        self.network.__dict__.pop("_folded", None)
         return self
 
     def predict(self, inputs: Any) -> list[Prediction]:

@@ -39,7 +39,8 @@ class StackedEnergy(nn.Module):
     ) -> None:
         super().__init__()
         hidden = hidden or dim
-        self.dim, self.latent, self.dropout, self.spectral_norm = dim, latent, dropout, spectral_norm
+        self.dim, self.hidden = dim, hidden
+        self.latent, self.dropout, self.spectral_norm = latent, dropout, spectral_norm
         widths = [(hidden, 2 * dim if latent else dim), (narrow, hidden), (1, narrow)]
         self.matrices = nn.ParameterList(torch.empty(sources, *shape) for shape in widths)
         self.biases = nn.ParameterList(torch.empty(sources, out) for out, _ in widths)

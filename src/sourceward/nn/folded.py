@@ -31,8 +31,6 @@ class RowLinear(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         if rows.is_cuda and rows.dim() == 2:
             return torch.addmm(self.bias, rows, self.weight)  # one kernel
-        if rows.is_cuda and rows.dim() == 2:
-            return torch.addmm(self.bias, rows, self.weight)  # one kernel
         return matmul(rows, self.weight).add_(self.bias)
 
 

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from sourceward.functional import Gaussian, swish
+from sourceward.functional.rows import by_number
 
 
 class LatentNet(nn.Module):
@@ -26,4 +27,4 @@ class LatentNet(nn.Module):
 
     def forward(self, feature: Tensor) -> Gaussian:
         hidden = swish(self.hidden(feature))
-        return Gaussian(self.mean(hidden), 0.1 + 0.9 * softplus(self.std(hidden)))
+        return Gaussian(self.mean(hidden), 0.1 + 0.9 * by_number(softplus, self.std(hidden)))

@@ -171,7 +171,8 @@ class Network(nn.Module):
         losses = [cross_entropy(logits * value, label) for value in tried]
         self.sharpness.copy_(tried[torch.stack(losses).argmin()])
         learned, own = log_vote(self.voter_logits(feature)).exp(), (logits * self.sharpness).softmax(-1)
-        say = max(mixing_share(learned, own, label) - 0.5, 0.0)
+        share = mixing_share(learned, own, label)
+        say = share - 0.5 if share > 0.5 else 0.0
         self.discriminant_voices.fill_(round(2 * VOICES * say / (1 - say)))
 
     def voter_logits(self, feature: Tensor) -> Tensor:

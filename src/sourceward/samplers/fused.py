@@ -85,7 +85,8 @@ def _steps(
     shape = (len(feature), num_steps, *feature.shape[1:])
     origins = feature.new_empty(shape) if record else None
     together = max(1, NOISE_ROWS // max(feature.shape[1], 1))
-    ahead = None if feature.is_cuda or num_steps < 2 else Lookahead(weights, a, -settings.step_size)
+    alone = feature.is_cuda or num_steps < 2 or not settings.noise_std
+    ahead = None if alone else Lookahead(weights, a, -settings.step_size)
     hopeful, ready = True, False  # that all accept the next step too; so that its origin was looked at
     for first in range(0, num_steps, together):
         count = min(together, num_steps - first)

@@ -26,7 +26,7 @@ from sourceward.samplers.run import Chain, Record
 
 try:
     from sourceward.samplers import onchip
-except ImportError:  # Gluon came to Triton late
+except (ImportError, AttributeError):  # Gluon came to Triton late, and changes
     onchip = None  # type: ignore[assignment]
 
 ON_CHIP = onchip is not None
@@ -206,7 +206,7 @@ def resident_langevin(
     assert num_steps > 0
     sources, rows, dim = feature.shape
     hidden, narrow = weights.up.shape[-1], weights.out.shape[-1]
-    state = feature.new_empty(2, sources, rows, hidden)
+    state = feature.new_empty(1 if _on_chip(weights) else 2, sources, rows, hidden)
     matmul(feature, weights.up, bias, out=state[0])
     start = feature if feature[0].is_contiguous() else feature.contiguous()
     x, energy, before = feature.new_empty(feature.shape), *feature.new_empty(2, sources, rows)
@@ -265,7 +265,9 @@ def _jitter(normals: Normals, k: int, n: int, std: float, dtype: torch.dtype) ->
 
 def _on_chip(weights: ChainWeights) -> bool:
     """Whether all weights of a source stay in shared memory."""
-    return ON_CHIP and weights.up.is_cuda and onchip.shared_bytes(weights) <= _room(weights.up.device)
+    if not ON_CHIP or not weights.up.is_cuda or not _is_ampere(weights.up.device):
+        return False
+    return onchip.shared_bytes(weights) <= _room(weights.up.device)
 
 
 def _tiles(weights: ChainWeights) -> Tiles | None:
@@ -277,6 +279,12 @@ def _tiles(weights: ChainWeights) -> Tiles | None:
     room = _room(weights.up.device)
     fewer = (TILES[limit]._replace(stages=stages) for stages in range(TILES[limit].stages, 1, -1))
     return next((tiles for tiles in fewer if tiles.shared_bytes(limit, narrow) <= room), None)
+
+
+@cache
+def _is_ampere(device: torch.device) -> bool:
+    """Whether it has the products that `onchip` is written in: NVIDIA's, since Ampere."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache

@@ -97,19 +97,20 @@ def _kernels() -> Any:
 
 
 def _check(kernels: Any) -> None:
-    """Hold the kernels to `fused_langevin` on a small chain."""
+    """Hold the kernels to `fused_langevin` on small chains."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device="cuda")
 
-    energy = EnergyWeights(
-        normal(2, 256, 128) / 11, None, normal(2, 256), normal(2, 16, 256) / 16, normal(2, 16), normal(2, 16),
-        normal(2),
-    )  # fmt: skip
-    weights, settings, start = ChainWeights.of(energy), StepSettings(step_size=100.0), normal(2, 32, 128)
-    keys = torch.arange(32, device="cuda")
-    for record in (False, True):  # all steps by one kernel; three kernels a step
+    # All steps by one kernel, large and small, since room decides which one; three kernels a step.
+    for hidden, dim, record in ((256, 128, False), (64, 64, False), (256, 128, True)):
+        energy = EnergyWeights(
+            normal(2, hidden, dim) / 11, None, normal(2, hidden), normal(2, 16, hidden) / 16, normal(2, 16),
+            normal(2, 16), normal(2),
+        )  # fmt: skip
+        weights, settings, start = ChainWeights.of(energy), StepSettings(step_size=100.0), normal(2, 32, dim)
+        keys = torch.arange(32, device="cuda")
         ends = [
             chain(weights, start, weights.bias(None), settings, 4, noise(keys, start), record=record).feature
             for chain, noise in (
