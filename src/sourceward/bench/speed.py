@@ -202,7 +202,8 @@ def _predictions(
     encoder, fold = model._encoder(), folded(model.network)
 
     def votes(images: Tensor) -> Tensor:
-        return fold.classify(_rows(encoder(images)).expand(3, -1, -1), None).mean(0)[: len(images)]
+        rows = _rows(encoder(images), model.network)
+        return fold.classify(rows.expand(3, -1, -1), None).mean(0)[: len(images)]
 
     for batch in plan.batches:
         images = make_images(batch, plan.image_size, device)
@@ -233,9 +234,9 @@ def memory(device: torch.device, plan: Plan) -> dict[str, Any]:
     return {"batch": 128, "dim": 512, "sources": 3, "peak_mb_by_steps": found}
 
 
-def _rows(feature: Tensor) -> Tensor:
+def _rows(feature: Tensor, network: Network) -> Tensor:
     """Padded as `adapters.ebtsa` pads."""
-    multiple = 16 if feature.is_cuda else row_multiple(feature.shape[1])
+    multiple = 16 if feature.is_cuda else row_multiple(network.dim, network.energy.hidden)
     return nn.functional.pad(feature, (0, 0, 0, -len(feature) % multiple))
 
 
@@ -243,7 +244,7 @@ def _chain_call(
     network: Network, feature: Tensor, steps: int, projection: Tensor | None = None
 ) -> Callable[[], Any]:
     """Everything adaptation adds: projection, keys, latent, what is constant on the way, noise, steps."""
-    fold, padded, graphs = folded(network), _rows(feature), dict[Hashable, Any]()
+    fold, padded, graphs = folded(network), _rows(feature, network), dict[Hashable, Any]()
 
     def chain(feature: Tensor) -> Any:
         if projection is not None:
