@@ -194,8 +194,8 @@ def _some(network: Network, part: Part) -> Part:
 def choose(trials: Sequence[Trial]) -> int:
     """The first candidate that pretend targets gain by, on average and at the median, or none (0)."""
     gain = np.array([np.minimum(trial.gain, CAP) for trial in trials])
-    good = (gain.mean(0) > WORTH) & (np.median(gain, axis=0) > 0)
-    return next((c for c in range(1, len(good)) if good[c]), 0)
+    worth = np.minimum(gain.mean(0), np.median(gain, axis=0))  # one win must not speak for the others
+    return next((c for c in range(1, len(worth)) if worth[c] > WORTH), 0)
 
 
 def promise(trials: Sequence[Trial], chosen: int, settings: AdaptSettings) -> Promise:
