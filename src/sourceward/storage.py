@@ -1,4 +1,4 @@
-"""Tensors and metadata in one safetensors file: written whole or not at all, never a pickle."""
+"""Tensors and metadata in one safetensors file, and files written whole or not at all; never a pickle."""
 
 import hashlib
 import json
@@ -75,3 +75,16 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def open_folder(path: str | Path) -> Path:
+    """Make a folder and be sure that it can be written, before the work and not after it."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise InputError(
+            f"Expected `--out` to be a folder that can be written, but got '{path}': {error.strerror}."
+        ) from None
+    return path

@@ -5,8 +5,8 @@ import pytest
 
 from sourceward.errors import InputError
 from sourceward.report import figures
-from sourceward.report.page import Card, Figure, Page, Section, Table, open_folder, render
-from sourceward.storage import write_whole
+from sourceward.report.page import Card, Figure, Page, Section, Table, render
+from sourceward.storage import open_folder, write_whole
 
 
 @pytest.fixture(scope="module")

@@ -36,8 +36,7 @@ class Folder:
 
     def open(self) -> None:
         """Make it, or refuse the folder of another configuration before anything is computed."""
-        from sourceward.report.page import open_folder
-        from sourceward.storage import write_whole
+        from sourceward.storage import open_folder, write_whole
 
         file = self.path / "bench.json"
         if file.exists():

@@ -7,8 +7,7 @@ from typing import Any
 
 from sourceward.bench.experiments import EXPERIMENTS, Context, Outcome
 from sourceward.bench.provenance import versions
-from sourceward.report.page import open_folder
-from sourceward.storage import write_whole
+from sourceward.storage import open_folder, write_whole
 
 
 def reproduce(name: str, context: Context, command: str = "") -> dict[str, Any]:

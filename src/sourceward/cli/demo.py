@@ -26,7 +26,7 @@ def demo(
     from sourceward.bench.demo import DemoSettings, one_thread, quick_settings, run
     from sourceward.bench.demo_numbers import summarize
     from sourceward.report.demo import draw_picture, write_report
-    from sourceward.report.page import open_folder
+    from sourceward.storage import open_folder
 
     settings = quick_settings(seed) if quick else DemoSettings(seed)
     if steps is not None:

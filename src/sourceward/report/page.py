@@ -1,10 +1,8 @@
 """One self-contained HTML page from a list of sections: no script, no network; light, dark and print."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from pathlib import Path
 
 from sourceward.errors import InputError
 
@@ -78,16 +76,3 @@ def render(page: Page) -> str:
         .from_string(template)
         .render(page=page)
     )
-
-
-def open_folder(path: str | Path) -> Path:
-    """Make a folder and be sure that it can be written, before the work and not after it."""
-    path = Path(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        raise InputError(
-            f"Expected `--out` to be a folder that can be written, but got '{path}': {error.strerror}."
-        ) from None
-    return path
