@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sourceward.functional import row_multiple
-from sourceward.functional.rows import TILE, laid_out, matmul, times
+from sourceward.functional.rows import GRAIN, TILE, by_number, laid_out, matmul, pieces, times
 from tests.helpers import make_generator
 
 
@@ -40,6 +40,21 @@ def test_a_product_goes_where_it_is_told(inner):
     for plus in (None, more):
         assert matmul(rows, weight, plus, out=out) is out
         assert torch.equal(out, matmul(rows, weight, plus))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(
+    "shape", [(3,), (0, 4), (2, GRAIN), (5, GRAIN), (11, GRAIN // 2), (3, 7, GRAIN // 8 + 32)]
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_function_of_single_numbers_is_cut_and_put_together(shape, threads, apart, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    numbers = torch.randn(*shape, 2, generator=make_generator())[..., 0] if apart else torch.randn(shape)
+    assert torch.equal(by_number(torch.neg, numbers), -numbers)
+    out = torch.empty(shape)
+    for piece, place in pieces(numbers, out):
+        torch.neg(piece, out=place)
+    assert torch.equal(out, -numbers)
 
 
 @pytest.mark.parametrize("rows", [0, 1, TILE, 2 * TILE + 3])

@@ -66,7 +66,7 @@ def by_number(function: Callable[[Tensor], Tensor], numbers: Tensor) -> Tensor:
     if numbers.requires_grad and torch.is_grad_enabled():
         return function(numbers)
     found = [function(piece) for (piece,) in pieces(numbers.contiguous())]
-    return found[0] if len(found) == 1 else torch.cat(found).view(numbers.shape)
+    return (found[0] if len(found) == 1 else torch.cat(found)).view(numbers.shape)
 
 
 def row_multiple(*widths: int) -> int:
