@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sourceward.functional.energy import EnergyWeights
-from sourceward.functional.rows import laid_out, matmul, pieces
+from sourceward.functional.rows import GRAIN, laid_out, matmul, pieces
 
 
 class HalfWeights(NamedTuple):
@@ -162,13 +162,13 @@ class Lookahead(Workspace):
 
 def _swish(a: Tensor, out: Tensor) -> Tensor:
     """swish(a) in one pass, into memory that is given."""
-    for piece in pieces(a, out):
+    for piece in ((a, out),) if a.numel() <= GRAIN else pieces(a, out):  # a few samples are in a hurry
         torch.ops.aten.silu.out(piece[0], out=piece[1])
     return out
 
 
 def _swish_backward(grad: Tensor, a: Tensor) -> Tensor:
     """grad * swish'(a) in one pass, in place of `grad`."""
-    for piece in pieces(grad, a):
+    for piece in ((grad, a),) if a.numel() <= GRAIN else pieces(grad, a):
         torch.ops.aten.silu_backward.grad_input(*piece, grad_input=piece[0])
     return grad
