@@ -9,7 +9,7 @@ The numbers are those of `run("langevin", ...)` up to rounding.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -55,81 +55,68 @@ def fused_langevin(
         record: keep trajectory, energies and origins, or the "origins" alone.
         stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
     """
-    steps = partial(_steps, weights, feature, bias, settings, num_steps, normals, record, stop_below)
-    if record or feature.is_cuda:
-        return steps()
-    with torch.inference_mode():  # a tenth faster for one sample; copies are ordinary tensors again
-        chain = steps()
-    return Chain(*(part.clone() for part in vars(chain).values() if part is not None))
-
-
-def _steps(
-    weights: ChainWeights,
-    feature: Tensor,
-    bias: Tensor,
-    settings: StepSettings,
-    num_steps: int,
-    normals: Normals,
-    record: Record,
-    stop_below: Tensor | None,
-) -> Chain:
-    a = weights.first(feature, bias)
-    space = Workspace(weights, a, -settings.step_size)
-    energy = before = space.energy(a)
-    accepts, bound = ACCEPT_RULES[settings.accept], settings.clip * settings.step_size
-    taken, by_all = torch.zeros_like(energy, dtype=torch.int64), 0
-    x = feature.clone() if num_steps else feature
-    x_new, a_new = torch.empty_like(x), torch.empty_like(a)
-    points, values = [feature], [energy]
-    # Steps beside the batch, so that training takes all steps as one batch without a copy.
-    shape = (len(feature), num_steps, *feature.shape[1:])
-    origins = feature.new_empty(shape) if record else None
-    together = max(1, NOISE_ROWS // max(feature.shape[1], 1))
-    alone = feature.is_cuda or num_steps < 2 or not settings.noise_std
-    ahead = None if alone else Lookahead(weights, a, -settings.step_size)
-    hopeful, ready = True, False  # that all accept the next step too; so that its origin was looked at
-    for first in range(0, num_steps, together):
-        count = min(together, num_steps - first)
-        jitter, lift = _noise(weights, feature, settings, normals, first, count)
-        for k in range(count):
-            if ahead is not None and ready:
-                a_origin, back = ahead.origin, ahead.backward_ahead()
-            else:
-                a_origin = a if lift is None else lift[k].add_(a)
-                _, back = space.backward_to_first(a_origin)
-            matmul(back, weights.down, out=x_new).clamp_(-bound, bound)
-            matmul(x_new, weights.up, a_origin, out=a_new)
-            origin = x if jitter is None else jitter[k].add(x)
-            if origins is not None:
-                origins[:, first + k] = origin
-            x_new.add_(origin)
-            coming = lift[k + 1] if lift is not None and hopeful and k + 1 < count else None
-            if ahead is None or coming is None:
-                e_new = space.energy(a_new)
-            else:
-                e_new = ahead.energy_and_ahead(a_new, coming)
-            accepted = accepts(energy, e_new, None, e_new)
-            if stop_below is not None:
-                accepted = accepted & (energy > stop_below)
-            hopeful = not x.is_cuda and bool(accepted.all())
-            ready = hopeful and coming is not None
-            if hopeful:  # the rule, and an exchange is free
-                x, x_new, a, a_new, energy = x_new, x, a_new, a, e_new
-                by_all += 1
-            else:
-                row = accepted.unsqueeze(-1)
-                torch.where(row, x_new, x, out=x)
-                torch.where(row, a_new, a, out=a)
-                energy = torch.where(accepted, e_new, energy)
-                taken += accepted
-            if record is True:
-                points.append(x.clone())
-                values.append(energy)
+    quick = not record and not feature.is_cuda
+    with torch.inference_mode() if quick else nullcontext():  # a tenth faster for one sample
+        a = weights.first(feature, bias)
+        space = Workspace(weights, a, -settings.step_size)
+        energy = before = space.energy(a)
+        accepts, bound = ACCEPT_RULES[settings.accept], settings.clip * settings.step_size
+        taken, by_all = torch.zeros_like(energy, dtype=torch.int64), 0
+        x = feature.clone() if num_steps else feature
+        x_new, a_new = torch.empty_like(x), torch.empty_like(a)
+        points, values = [feature], [energy]
+        # Steps beside the batch, so that training takes all steps as one batch without a copy.
+        shape = (len(feature), num_steps, *feature.shape[1:])
+        origins = feature.new_empty(shape) if record else None
+        together = max(1, NOISE_ROWS // max(feature.shape[1], 1))
+        alone = feature.is_cuda or num_steps < 2 or not settings.noise_std
+        ahead = None if alone else Lookahead(weights, a, -settings.step_size)
+        hopeful, ready = True, False  # that all accept the next step too; so that its origin was looked at
+        for first in range(0, num_steps, together):
+            count = min(together, num_steps - first)
+            jitter, lift = _noise(weights, feature, settings, normals, first, count)
+            for k in range(count):
+                if ahead is not None and ready:
+                    a_origin, back = ahead.origin, ahead.backward_ahead()
+                else:
+                    a_origin = a if lift is None else lift[k].add_(a)
+                    _, back = space.backward_to_first(a_origin)
+                matmul(back, weights.down, out=x_new).clamp_(-bound, bound)
+                matmul(x_new, weights.up, a_origin, out=a_new)
+                origin = x if jitter is None else jitter[k].add(x)
+                if origins is not None:
+                    origins[:, first + k] = origin
+                x_new.add_(origin)
+                coming = lift[k + 1] if lift is not None and hopeful and k + 1 < count else None
+                if ahead is None or coming is None:
+                    e_new = space.energy(a_new)
+                else:
+                    e_new = ahead.energy_and_ahead(a_new, coming)
+                accepted = accepts(energy, e_new, None, e_new)
+                if stop_below is not None:
+                    accepted = accepted & (energy > stop_below)
+                hopeful = not x.is_cuda and bool(accepted.all())
+                ready = hopeful and coming is not None
+                if hopeful:  # the rule, and an exchange is free
+                    x, x_new, a, a_new, energy = x_new, x, a_new, a, e_new
+                    by_all += 1
+                else:
+                    row = accepted.unsqueeze(-1)
+                    torch.where(row, x_new, x, out=x)
+                    torch.where(row, a_new, a, out=a)
+                    energy = torch.where(accepted, e_new, energy)
+                    taken += accepted
+                if record is True:
+                    points.append(x.clone())
+                    values.append(energy)
+        taken += by_all
+    if quick:  # copies are ordinary tensors again
+        return Chain(x.clone(), before.clone(), energy.clone(), taken.clone())
     return Chain(
         x,
         before,
         energy,
-        taken.add_(by_all),
+        taken,
         torch.stack(points) if record is True else None,
         torch.stack(values) if record is True else None,
         origins.transpose(0, 1) if origins is not None and num_steps else None,
