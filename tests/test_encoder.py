@@ -13,6 +13,7 @@ from sourceward import graphs
 from sourceward.adapters import EnergyAdaptation, ebtsa
 from sourceward.encoder import ImageEncoder
 from sourceward.nn import folded
+from sourceward.nn.folded import folded_before
 from sourceward.nn.projection import Projected
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
@@ -160,6 +161,15 @@ def test_captured_and_eager_agree_on_cuda(model, rows):
     for _ in range(2):
         same(model.adapt_images(images), eager, 1e-2)
     assert any(isinstance(graph, graphs.Graph) for graph in folded(model.network).graphs.values())
+
+
+def test_a_model_that_moves_lets_go_of_its_graphs(model):
+    model.adapt_features(model.image_features(pixels(model)))
+    model._encoder()
+    assert folded_before(model.network) is not None
+    model.to("cpu")
+    assert folded_before(model.network) is None
+    assert "_known_encoder" not in vars(model)
 
 
 @needs_cuda

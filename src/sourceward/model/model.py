@@ -37,6 +37,7 @@ from sourceward.model.file import (
 from sourceward.model.items import describe, is_matrix, items_of, read_images
 from sourceward.nn import Network, folded
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
+from sourceward.nn.folded import forget
 from sourceward.nn.projection import Projected
 from sourceward.parallel import choose_device
 from sourceward.samplers import StepSettings
@@ -99,8 +100,8 @@ class Model:
 
     def to(self, device: str | torch.device) -> "Model":
         self.network.to(choose_device(device))
-        self.__dict__.pop("_known_encoder", None)  # it keeps the memory of its graphs alive
-        self.network.__dict__.pop("_folded", None)
+        self.__dict__.pop("_known_encoder", None)  # it keeps the weights of its graphs alive
+        forget(self.network)
         return self
 
     def predict(self, inputs: Any) -> list[Prediction]:

@@ -96,6 +96,11 @@ def folded_before(network: Network) -> Folded | None:
     return None if known is None else known.folded
 
 
+def forget(network: Network) -> None:
+    """Let go of what was folded, and of the memory of its graphs."""
+    network.__dict__.pop("_folded", None)
+
+
 class _Kept:
     """What was folded, and of what. Belongs to one network: a copy of the network starts without it."""
 

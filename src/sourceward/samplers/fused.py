@@ -3,7 +3,7 @@
 A step moves x by v = noise_std * eps, then by d = -step_size * clip(dE/dx). The first layer is linear, so its
 pre-activation a0 = Wx x + (Wz z + b0) moves by Wx v and Wx d: it is carried along instead of computed again,
 and Wx v of many steps is one product. A step then costs two products with Wx instead of three, the energy
-that decides about acceptance is the one the next step compares with, and nothing is allocated per step.
+that decides about acceptance is the one the next step compares with, and nothing large is allocated per step.
 On a CPU it is found together with the next step's gradient, in the hope that the step will be accepted.
 The numbers are those of `run("langevin", ...)` up to rounding.
 """
