@@ -182,7 +182,7 @@ def test_captured_training_on_cuda_is_the_eager_one_and_resumes():
     eager = theirs.state_dict()
     for name, value in ours.state_dict().items():
         # All classes shift alike with this one: its gradient is rounding alone, and Adam makes steps of it.
-        atol = 2e-2 if name.endswith("latent.mean.bias") else 1e-4
+        atol = 3e-2 if name.endswith("latent.mean.bias") else 1e-4
         torch.testing.assert_close(value, eager[name], rtol=1e-3, atol=atol, msg=name)
     half, _ = trained(feed, 2, captured=True, device="cuda")
     again = Trainer(make_network().cuda().train(), LoopSettings(max_iter=9), SHORT, seed=3)
