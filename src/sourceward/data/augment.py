@@ -1,8 +1,8 @@
 """Training augmentation, batched on the device: each sample draws its own parameters.
 
 Crop and flip are one bilinear read. Colour follows in a fixed order: brightness, contrast, saturation, hue,
-gray. (torchvision shuffles it; so ordered, the batch shares each operation.) Last, an image may take over
-amplitudes from another one of the batch. The host never waits for the device.
+gray. (torchvision shuffles it; so ordered, the batch shares each operation.) Last, an image may be redrawn in
+pencil, and take over amplitudes from another one of the batch. The host never waits for the device.
 """
 
 import math
@@ -34,6 +34,7 @@ class Augmentation:
         brightness, contrast, saturation: each is multiplied by a factor from 1 - value to 1 + value.
         hue: turned by up to this share of the colour circle, at most 0.5.
         grayscale: chance of losing all colour.
+        pencil: chance of being redrawn as dark lines on white: the luma over the mean luma around it.
         fourier: chance of mixing in the amplitude spectrum of another image of the batch; the phase, which
             carries the shapes, stays (Xu et al., CVPR 2021).
         fourier_strength: the mixed-in share is drawn from 0 to this.
@@ -47,6 +48,7 @@ class Augmentation:
     saturation: float = 0.4
     hue: float = 0.4
     grayscale: float = 0.1
+    pencil: float = 0.0
     fourier: float = 0.0
     fourier_strength: float = 1.0
 
@@ -110,7 +112,8 @@ def augment(
     if settings.scale != (1, 1) or settings.flip or after != before:
         boxes = draw_boxes(pixels, settings, generator)
         pixels = crop_and_flip(pixels, boxes, _chance(pixels, settings.flip, generator), after)
-    pixels = swap_style(recolour(pixels, settings, generator), settings, generator)
+    for change in (recolour, redraw, swap_style):
+        pixels = change(pixels, settings, generator)
     return normalise(pixels, mean, std, dtype)
 
 
@@ -189,6 +192,28 @@ def recolour(images: Tensor, settings: Augmentation, generator: Generator) -> Te
     return images
 
 
+def redraw(images: Tensor, settings: Augmentation, generator: Generator) -> Tensor:
+    """In pencil, of any hardness, where the dice say so."""
+    if not settings.pencil:
+        return images
+    drawn = _chance(images, settings.pencil, generator)[:, None, None, None]
+    hardness = _uniform(images, (len(images),), (1, 4), generator)
+    return torch.where(drawn, pencil(images, hardness), images)
+
+
+def pencil(images: Tensor, hardness: Tensor) -> Tensor:
+    """Lines where the luma falls below the mean around it, darker by the power `hardness` (batch,).
+
+    >>> paper = torch.full((1, 3, 150, 150), 0.3)
+    >>> paper[..., 75] = 0.0
+    >>> pencil(paper, torch.ones(1))[0, 0, 0, [10, 75]].round(decimals=1)
+    tensor([1.0000, 0.1000])
+    """
+    luma = gray(images) + 0.02  # of black, too, there is a ratio
+    around = _blur(luma, max(luma.shape[-2:]) / 75)
+    return (luma / around).clamp_(0, 1).pow(hardness[:, None, None, None]).expand_as(images)
+
+
 def swap_style(images: Tensor, settings: Augmentation, generator: Generator) -> Tensor:
     """Amplitudes of another image of the batch, in part, for the images that the dice choose."""
     if not (settings.fourier and settings.fourier_strength):
@@ -254,6 +279,15 @@ def gray(images: Tensor) -> Tensor:
     """Luma (batch, 1, height, width), with torchvision's weights."""
     red, green, blue = images.split(1, dim=1)
     return 0.2989 * red + 0.587 * green + 0.114 * blue
+
+
+def _blur(images: Tensor, width: float) -> Tensor:
+    """Gaussian mean, `width` pixels its standard deviation; the border goes on outside."""
+    reach = math.ceil(3 * width)
+    steps = torch.arange(-reach, reach + 1, device=images.device)
+    weight = torch.softmax(-0.5 * (steps / width) ** 2, dim=0)
+    padded = F.pad(images, (reach,) * 4, mode="replicate")
+    return F.conv2d(F.conv2d(padded, weight[None, None, None]), weight[None, None, :, None])
 
 
 def _full(images: Tensor, value: float) -> Tensor:
