@@ -47,10 +47,11 @@ PRETRAINED: dict[str, Any] = {
     "finetune.select": "late",
     "augmentation.fourier": 0.5,
     "augmentation.grayscale": 0.3,
+    "augmentation.pencil": 0.3,
 }
 """Where `two-stage` differs for an image backbone that has learned before. Its weights never go far, so that
-the mean of all iterates is a better network than any of them; styles are mixed, so that shapes must do.
-Pretend targets of PACS say so (results/pacs/recipes.json)."""
+the mean of all iterates is a better network than any of them; styles are mixed and images redrawn, so that
+shapes must do. Pretend targets of PACS say so (results/pacs/recipes.json, recipes-pencil.json)."""
 BY_RECIPE: Any = None
 """A default that is one of `TWO_STAGE` or of `JOINT`."""
 
