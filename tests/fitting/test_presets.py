@@ -5,10 +5,12 @@ import pytest
 from torch import nn
 
 import sourceward
+from sourceward.bench.training import Training
 from sourceward.data import DATASETS
 from sourceward.errors import InputError
 from sourceward.fitting import PRESETS
 from sourceward.fitting.finetune import FineTuneSettings
+from sourceward.fitting.presets import OF_BACKBONE
 from sourceward.fitting.settings import (
     JOINT,
     FitSettings,
@@ -18,6 +20,7 @@ from sourceward.fitting.settings import (
     settings_for,
 )
 from sourceward.nn.backbones.factory import FAMILIES
+from tests.tiny_runs import OFTEN, TINY, fit_tiny, tiny_features, tiny_images
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
@@ -50,6 +53,35 @@ def test_values_of_the_papers_table(name, rate, draws):
     assert settings.num_draws == draws
 
 
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_a_preset_without_a_backbone_to_train_keeps_what_is_of_heads_and_energies(name):
+    preset = PRESETS[name]
+    layer, frozen = preset.layer(False), settings_for(False, preset.layer(False))
+    assert {key.partition(".")[0] for key in preset.settings.keys() - layer.keys()} <= set(OF_BACKBONE)
+    assert all(getattr(frozen, key) == value for key, value in layer.items())
+    for key in OF_BACKBONE:
+        assert getattr(frozen, key) == getattr(FitSettings(), key), key
+    assert preset.layer(True) == preset.settings
+
+
+def test_bench_makes_of_a_frozen_preset_what_fit_does(tmp_path):
+    model = fit_tiny(tiny_images(), tmp_path / "run", freeze=True, preset="pacs-resnet18")
+    settings = model.info["training"]["settings"]
+    assert model.info["training"]["backbone"] == "tiny:conv"
+    assert (settings["head"], settings["learning_rate"], settings["num_draws"]) == ("prototype", 1e-4, 10)
+    assert settings["max_iter"] == TINY["max_iter"]  # what is given comes after the preset
+    told = Training({**TINY, **OFTEN, "image_size": 16}, freeze=True, preset="pacs-resnet18")
+    assert told.fit_settings("image").to_dict() == settings
+
+
+def test_features_need_nothing_of_a_presets_backbone(tmp_path):
+    model = fit_tiny(tiny_features(), tmp_path / "run", preset="pacs-resnet18")
+    assert model.backbone is None
+    assert model.info["training"]["settings"]["head"] == "prototype"
+    with pytest.raises(InputError, match="Features need no backbone, but 'timm:resnet50' was given"):
+        fit_tiny(tiny_features(), tmp_path / "other", preset="pacs-resnet18", backbone="timm:resnet50")
+
+
 def test_frozen_defaults_are_the_estimators():
     import inspect
 
@@ -71,8 +103,6 @@ def test_whole_settings_have_the_defaults_of_their_recipe():
 
 
 def test_whole_settings_are_looked_at_as_layers_are(tmp_path):
-    from tests.tiny_runs import tiny_images
-
     for settings, options, message in (
         (FitSettings(backbone_rate=1e-3), {}, "set `finetune.backbone_rate`"),
         (FitSettings(heads_device="cpu"), {"freeze": True}, "`heads_device` belongs"),

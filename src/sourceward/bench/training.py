@@ -74,7 +74,7 @@ class Training:
         """What `fit` makes of the settings, for raw data of a kind."""
         trains = not self.freeze
         learned = has_learned(kind, self._spec, self.weights)
-        layer = PRESETS[self.preset].settings if self.preset and trains else None
+        layer = PRESETS[self.preset].layer(trains) if self.preset else None
         return settings_for(trains, layer, self.fit_layer(), learned=learned)
 
     def fit_layer(self) -> dict[str, Any]:

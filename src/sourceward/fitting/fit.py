@@ -73,14 +73,15 @@ def fit(
     """Train on every domain but `target` and write the model folder `out`.
 
     Args:
-        data: anything `open_dataset` takes.
+        data: anything `open_dataset` takes; or what it returns, where its reader is given options.
         out: the run's folder; an unfinished run of the same configuration goes on, a finished one is loaded.
         target: domains to leave out; those that the dataset's owners hold out when none are named.
         backbone: see `create_backbone`; that of the preset, or `timm:resnet18` and
             `hf:distilbert-base-uncased`, when None. Features need none.
         weights: see `create_backbone`.
         freeze: never train the backbone; its features are computed once and kept on disk.
-        preset: a name in `PRESETS`, whose settings come before `settings`.
+        preset: a name in `PRESETS`, whose settings come before `settings`; where no backbone is trained,
+            those of heads and energies.
         settings: whole, or only what differs from the defaults.
         device: `cpu`, `cuda` or `auto`.
         seed: of everything random.
@@ -91,14 +92,15 @@ def fit(
     processes, place = join_processes(device)
     sources = _sources(open_dataset(data), target, allow_missing)
     chosen = PRESETS[preset] if preset is not None else None
-    spec = backbone or (chosen and chosen.backbone)
-    trains = sources.kind != "features" and not freeze
+    raw = sources.kind != "features"
+    spec = backbone or (chosen.backbone if chosen and raw else None)
+    trains = raw and not freeze
     if isinstance(settings, FitSettings):
         plan = settings
         plan.refuse_unused(trains)
     else:
         learned = has_learned(sources.kind, spec, weights)
-        plan = settings_for(trains, chosen.settings if chosen and trains else None, settings, learned=learned)
+        plan = settings_for(trains, chosen.layer(trains) if chosen else None, settings, learned=learned)
     body = _backbone(sources, spec, weights, plan, trains, seed)
     _check_shifts(sources, body, plan, trains)
     _check_crossfit(sources, plan, trains)

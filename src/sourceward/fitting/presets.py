@@ -27,6 +27,26 @@ class Preset:
     backbone: str
     settings: Mapping[str, Any]
 
+    def layer(self, trains_backbone: bool) -> dict[str, Any]:
+        """The settings that a fit looks at: with no backbone to train, none of its training.
+
+        >>> "backbone_rate" in PRESETS["pacs-resnet18"].layer(False)
+        False
+        """
+        idle = () if trains_backbone else OF_BACKBONE
+        return {name: value for name, value in self.settings.items() if name.partition(".")[0] not in idle}
+
+
+OF_BACKBONE = (
+    "recipe",
+    "finetune",
+    "augmentation",
+    "backbone_rate",
+    "freeze_batchnorm",
+    "crossfit",
+    "heads_device",
+)
+"""Settings that have a part only where a backbone is trained."""
 
 PRESETS: Registry[Preset] = Registry("preset")
 
