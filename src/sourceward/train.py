@@ -168,6 +168,7 @@ def train(
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 50,
     fingerprint: str = "",
+    on_start: Callable[[int], None] | None = None,
     on_iteration: Callable[[int, Loss], None] | None = None,
 ) -> Network:
     """Train and return the averaged network.
@@ -179,6 +180,7 @@ def train(
         seed: of everything random.
         checkpoint: file to go on from when it exists, and to write every `checkpoint_every` iterations.
         fingerprint: of data and settings; a checkpoint of another one is refused.
+        on_start: called with the number of iterations that the checkpoint has done.
         on_iteration: called with the number of iterations done and the loss.
     """
     trainer = Trainer(network, loop, settings, seed)
@@ -187,6 +189,8 @@ def train(
     network.train()
     if loop.freeze_batchnorm:
         freeze_batchnorm(network)
+    if on_start is not None:
+        on_start(trainer.iteration)
     while trainer.iteration < loop.max_iter:
         loss = trainer.step(feed)
         if on_iteration is not None:

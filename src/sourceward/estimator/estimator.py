@@ -33,6 +33,7 @@ from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
 from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import ResidentFeed, train
+from sourceward.watch import Log, Watch
 
 
 class EnergyAdapter(ClassifierMixin, BaseEstimator):
@@ -94,6 +95,9 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         >>> est.predict(X[:2]).tolist(), est.adapt(X[:2]).energy_after.shape
         ([0, 1], (2, 2))
     """
+
+    _log: Log | None = None
+    """Where `fit` writes down how it goes; `clone` drops it: the models of pretend targets write nothing."""
 
     def __init__(
         self,
@@ -333,6 +337,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
                 parts, shifted, (self.head, self.whiten, device, loop, settings, self._seed)
             )
         with progress_bar(self.max_iter, "fitting", self.verbose) as advance:
+            watch = Watch(self.max_iter, self.batch_size * len(parts), advance, self._log)
             return train(
                 network,
                 feed,
@@ -341,7 +346,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
                 seed=self._seed,
                 checkpoint=checkpoint,
                 fingerprint=fingerprint,
-                on_iteration=lambda done, loss: advance(done, _note(done, loss)),
+                on_start=watch.start,
+                on_iteration=watch,
             )
 
     def _network(self, sources: int, dim: int) -> Network:
@@ -391,7 +397,3 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self._train_settings()
         if not isinstance(self.leap_steps, Integral) or self.leap_steps < 1:
             raise InputError(f"Expected `leap_steps` to be 1 or more, but got {self.leap_steps!r}.")
-
-
-def _note(done: int, loss: Any) -> str:
-    return "" if done % 10 else f"loss {loss.total.item():.2f}"

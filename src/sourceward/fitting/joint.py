@@ -22,6 +22,7 @@ from sourceward.nn import Network, StackedLeap
 from sourceward.settings import AdaptSettings
 from sourceward.storage import save_tensors
 from sourceward.train import Feed, Trainer
+from sourceward.watch import note_of, parts_of
 
 if TYPE_CHECKING:
     from sourceward.fitting.fit import Task
@@ -87,15 +88,12 @@ class Run(Stage):
         return len(self.task.train)
 
     def parts(self, loss: Loss) -> dict[str, float]:
-        parts = dict(zip(Loss._fields, torch.stack(list(loss)).tolist()))
-        return parts | {"energy_gap": -parts["contrast"]}
+        return parts_of(loss)
 
     def note(self, parts: dict[str, float]) -> str:
         scores = self.best_scores
         val = f" val {100 * scores['unadapted']:.1f} -> {100 * scores['adapted']:.1f}" if scores else ""
-        return (
-            f"loss {parts['total']:.2f} classify {parts['classify']:.2f} gap {parts['energy_gap']:.3f}{val}"
-        )
+        return f"{note_of(parts)}{val}"
 
     def scores(self, network: Network) -> dict[str, Any]:
         self.task.fit_centers(network)

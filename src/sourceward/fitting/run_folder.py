@@ -71,11 +71,11 @@ class RunFolder:
         with self.metrics.open("a") as stream:
             stream.write(json.dumps(line) + "\n")
 
-    def rewind(self, stage: str, iteration: int) -> None:
-        """Forget what the stage recorded after its checkpoint: it will be recorded again."""
+    def rewind(self, stage: str, iteration: int, kind: str | None = None) -> None:
+        """Forget what the stage recorded after its checkpoint, all or one kind: it will be recorded again."""
         if self.metrics.exists():
             lines = [line for line in self.metrics.read_text().splitlines() if line.endswith("}")]
-            kept = [line for line in lines if not _after(json.loads(line), stage, iteration)]
+            kept = [line for line in lines if not _after(json.loads(line), stage, iteration, kind)]
             write_whole(self.metrics, "".join(f"{line}\n" for line in kept))
 
 
@@ -107,8 +107,9 @@ def open_board(path: Path) -> Any:
     return SummaryWriter(str(path / "tensorboard"))
 
 
-def _after(line: dict[str, Any], stage: str, iteration: int) -> bool:
-    return line.get("stage", stage) == stage and line["iteration"] > iteration
+def _after(line: dict[str, Any], stage: str, iteration: int, kind: str | None) -> bool:
+    asked = line.get("stage", stage) == stage and (kind is None or kind in line)
+    return asked and line["iteration"] > iteration
 
 
 def _short(value: Any) -> str:

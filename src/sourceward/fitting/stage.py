@@ -1,6 +1,5 @@
 """One training of a run: the loop, the looks at source validation, and what survives a kill."""
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from sourceward.parallel import Processes
 from sourceward.progress import Advance, progress_bar
 from sourceward.storage import load_tensors, save_tensors
 from sourceward.train import Feed
+from sourceward.watch import Speed
 
 LOCAL = ("generator", "replay.")
 """State that every process has of its own."""
@@ -31,6 +31,16 @@ class Job:
     progress: bool | None = None
     board: Any = None
     """TensorBoard's writer."""
+
+    def record(self, stage: str, iteration: int, line: dict[str, Any]) -> None:
+        """Write down a `loss` or a `validation`."""
+        if not self.processes.is_main:
+            return
+        self.folder.record({"stage": stage, "iteration": iteration, **line})
+        for name, value in (line.get("loss") or line.get("validation") or {}).items():
+            if self.board is not None and isinstance(value, float):
+                kind = "loss" if "loss" in line else "validation"
+                self.board.add_scalar(f"{stage}/{kind}/{name}", value, iteration)
 
 
 class Stage:
@@ -122,13 +132,7 @@ class Stage:
         self.speed.pause(self.learner.iteration)
 
     def _record(self, line: dict[str, Any]) -> None:
-        if not self.processes.is_main:
-            return
-        self.folder.record({"stage": self.name, "iteration": self.learner.iteration, **line})
-        for name, value in (line.get("loss") or line.get("validation") or {}).items():
-            if self.job.board is not None and isinstance(value, float):
-                kind = "loss" if "loss" in line else "validation"
-                self.job.board.add_scalar(f"{self.name}/{kind}/{name}", value, self.learner.iteration)
+        self.job.record(self.name, self.learner.iteration, line)
 
     def begin(self) -> None:
         """Go on from the checkpoint where there is one, and forget what was recorded after it."""
@@ -156,31 +160,3 @@ class Stage:
         self.best_scores = meta["best"]
         rest = {k: v for k, v in state.items() if not k.startswith(prefix)}
         self.learner.load_state_dict(rest, meta["iteration"])
-
-
-class Speed:
-    """Samples per second of training alone: looks at validation and checkpoints do not count."""
-
-    def __init__(self) -> None:
-        self.laps: list[tuple[int, float]] = []
-
-    def start(self, iteration: int, rows: int) -> None:
-        self.rows = rows
-        self.pause(iteration)
-
-    def pause(self, iteration: int) -> None:
-        """Time counts from here."""
-        self.mark, self.clock = iteration, time.monotonic()
-
-    def lap(self, iteration: int) -> float:
-        """Of the time since the last call; the device must have finished."""
-        rows, seconds = self.rows * (iteration - self.mark), time.monotonic() - self.clock
-        self.laps.append((rows, seconds))
-        self.pause(iteration)
-        return rows / max(seconds, 1e-9)
-
-    def steady(self) -> float | None:
-        """Of all laps but the first, in which kernels are chosen and memory is found."""
-        laps = self.laps[1:] or self.laps
-        seconds = sum(seconds for _, seconds in laps)
-        return round(sum(rows for rows, _ in laps) / seconds, 1) if seconds else None

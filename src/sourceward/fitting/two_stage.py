@@ -110,6 +110,9 @@ class FineTuning(Stage):
         return {"accuracy": mean, "per_source": per_source}
 
 
+STAGE_2 = "heads"
+"""Of stage 2."""
+
 Pretend = Callable[[EnergyAdapter], tuple[AdaptSettings, Promise]]
 """Tunes a fitted estimator on pretend targets that its backbone did not see: see `crossfit`."""
 
@@ -146,7 +149,7 @@ def fit_heads(
     """Stage 2: features of the finished backbone, in memory only; an `EnergyAdapter` on their components."""
     data, device, settings = prepared.dataset, prepared.labels.device, job.settings
     meter = Meter(device)
-    job.folder.rewind("heads", -1)
+    job.folder.rewind(STAGE_2, -1, "validation")
     backbone.eval().requires_grad_(False)
     feature = encode(backbone, prepared.samples, slice(0, len(data))).cpu()
     rows = slice(0, prepared.train[-1].stop)
@@ -166,7 +169,7 @@ def fit_heads(
     model = Model(estimator.network_, classes, data.domain_names, adapt, info)
     scores = _validate(model, feature.to(device), prepared, estimator.classes_)
     done = estimator.n_iter_
-    job.folder.record({"stage": "heads", "iteration": done, "validation": scores})
+    job.record(STAGE_2, done, {"validation": scores})
     info["cost"] = {"finetune": told["cost"], "heads": meter.read()}
     seconds = round(sum(cost["seconds"] for cost in info["cost"].values()), 2)
     own = {"iteration": done, "last_iteration": done, "seconds": seconds}
@@ -208,6 +211,7 @@ def _fit_estimator(
         random_state=job.seed,
         verbose=job.progress,
     )
+    estimator._log = _Log(job)
     shifted = {"X_shifted": X_shifted, "y_shifted": y_shifted}
     try:
         estimator.fit(X, y, sample_domain=domain, **shifted)
@@ -218,6 +222,19 @@ def _fit_estimator(
         estimator.fit(X, y, sample_domain=domain, **shifted)
     estimator.network_.to(device)
     return estimator
+
+
+class _Log:
+    """Writes down how stage 2 trains."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def start(self, iteration: int) -> None:
+        self.job.folder.rewind(STAGE_2, iteration)
+
+    def write(self, iteration: int, line: dict[str, Any]) -> None:
+        self.job.record(STAGE_2, iteration, line)
 
 
 def _validate(model: Model, feature: Tensor, prepared: "Prepared", known: np.ndarray) -> dict[str, Any]:
