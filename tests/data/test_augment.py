@@ -225,6 +225,15 @@ def test_pencil_draws_dark_lines_on_white():
     assert torch.all(pencil(halves, torch.full((1,), 4.0)) <= drawn)
 
 
+@pytest.mark.parametrize("side", [8, 16, 32, 224])
+def test_pencil_leaves_lines_at_every_size(side):
+    shape = torch.full((1, 3, side, side), 0.9)
+    shape[..., side // 4 : side // 2, side // 4 : -side // 4] = 0.2
+    drawn = pencil(shape, torch.ones(1))
+    assert drawn.min() < 0.5
+    assert drawn.max() == 1
+
+
 def test_pencil_ignores_the_light():
     photo = images(2, 90, 90).float().div(255) + 0.5
     torch.testing.assert_close(

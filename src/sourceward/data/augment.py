@@ -210,7 +210,7 @@ def pencil(images: Tensor, hardness: Tensor) -> Tensor:
     tensor([1.0000, 0.1000])
     """
     luma = gray(images) + 0.02  # of black, too, there is a ratio
-    around = _blur(luma, max(luma.shape[-2:]) / 75)
+    around = _blur(luma, max(1.0, max(luma.shape[-2:]) / 75))  # in a narrower mean a pixel is alone
     return (luma / around).clamp_(0, 1).pow(hardness[:, None, None, None]).expand_as(images)
 
 
