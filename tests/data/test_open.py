@@ -37,6 +37,23 @@ def test_a_folder_takes_no_options(folder):
         open_dataset(folder, splits="x")
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"per_domain": "many"}, "`per_domain` to be a whole number or none, but got 'many'"),
+        ({"per_domain": True}, "but got True"),
+        ({"angles": 45}, r"`angles` to be a list \[...\] or none, but got 45"),
+        ({"targets": "90"}, "`targets` to be a list"),
+        ({"angles": ["x"]}, "`angles` to be a list"),
+        ({"setting": 15}, "Unknown setting '15'"),
+        ({"images": None}, "`images` to be text, but got None"),
+    ],
+)
+def test_options_are_of_the_types_that_the_reader_declares(option, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        open_dataset(f"rotated_mnist:{tmp_path}", **option)
+
+
 def test_importing_needs_no_optional_package():
     # scikit-learn itself looks for pandas and pyarrow; what counts is that nothing more comes with us.
     code = (

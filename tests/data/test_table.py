@@ -43,6 +43,8 @@ def test_tab_separated_and_parquet_read_the_same(table, tmp_path):
     tabs = write(tmp_path / "t.tsv", ROWS, delimiter="\t")
     expected = open_dataset(table).fingerprint()
     assert open_dataset(tabs).fingerprint() == expected
+    renamed = tabs.rename(tmp_path / "tabs.csv")
+    assert open_dataset(renamed, delimiter=r"\t").fingerprint() == expected  # as one types it in a shell
     assert open_dataset(tmp_path / "t.parquet").fingerprint() == expected
 
 

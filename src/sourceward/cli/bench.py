@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sourceward.cli.options import Json, Quiet, wide_console
+from sourceward.cli.options import Json, Option, Quiet, reader_options, wide_console
 from sourceward.errors import InputError
 
 FAILED = 3
@@ -44,9 +44,7 @@ def bench(
     weights: Annotated[str, typer.Option(help="As in `fit`.")] = "default",
     freeze: Annotated[bool, typer.Option("--freeze", help="As in `fit`.")] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: key=value.")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="Of the data's reader: key=value, see `list datasets`.")
-    ] = None,
+    option: Option = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="`bench speed` in seconds, to try it.")] = False,
     only: Annotated[
@@ -87,7 +85,7 @@ def bench(
         tuple(numbers("seeds", seeds)),
         selection,
         training,
-        tuple(parse_assignments(option or []).items()),
+        tuple(reader_options(option).items()),
     )
     report, start = None if json or quiet else tell, time.monotonic()
     results = {"command": command(sys.argv), **run(plan, out, engine=engine, workers=jobs, on_cell=report)}

@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from sourceward.cli.options import Data, Json, Option, reader_options
+from sourceward.data import open_dataset
 from sourceward.data.diagnosis import Diagnosis
 from sourceward.data.diagnosis import doctor as diagnose
 
@@ -20,20 +22,22 @@ SHOWN_LINES = 5
 
 
 def doctor(
-    data: Annotated[str, typer.Argument(help="Folder, .tar, table, features, hf:NAME or name:/path.")],
+    data: Data,
     target: Annotated[list[str] | None, typer.Option(help="A domain that is not trained on.")] = None,
     allow_missing: Annotated[bool, typer.Option(help="Accept classes that a source lacks.")] = False,
     quick: Annotated[bool, typer.Option(help="Read image headers only; misses torn files.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    option: Option = None,
+    json: Json = False,
 ) -> None:
     """Show domains, classes, sizes, duplicates and broken files, and what `fit` would do.
 
     Exit code 2 when `fit` would refuse the data; the fix is the last thing printed.
     """
+    options = reader_options(option)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("Reading samples")
         diagnosis = diagnose(
-            data,
+            open_dataset(data, **options) if options else data,
             target=target or (),
             allow_missing=allow_missing,
             quick=quick,

@@ -8,7 +8,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sourceward.cli.options import Data, Device, Json, Quiet, RunPath, bars, wide_console
+from sourceward.cli.options import (
+    Data,
+    Device,
+    Json,
+    Option,
+    Quiet,
+    RunPath,
+    bars,
+    reader_options,
+    wide_console,
+)
 
 
 def evaluate(
@@ -16,6 +26,7 @@ def evaluate(
     data: Data,
     target: Annotated[list[str] | None, typer.Option(help="A domain to look at; may be repeated.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Steps of the walk, if not the model's own.")] = None,
+    option: Option = None,
     device: Device = "auto",
     json: Json = False,
     quiet: Quiet = False,
@@ -24,10 +35,12 @@ def evaluate(
 
     Without --target it looks at the domains that the model was not trained on, or at all of them.
     """
+    from sourceward.data import open_dataset
     from sourceward.model import evaluate as measure
     from sourceward.model import load
 
-    result = measure(load(run, device), data, target=target or (), num_steps=num_steps, progress=bars(quiet))
+    model, dataset = load(run, device), open_dataset(data, **reader_options(option))
+    result = measure(model, dataset, target=target or (), num_steps=num_steps, progress=bars(quiet))
     if json:
         typer.echo(jsonlib.dumps(result, indent=2))
     else:

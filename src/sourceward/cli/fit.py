@@ -1,6 +1,7 @@
 """`sourceward fit DATA --out RUN`: from labelled domains to a model folder."""
 
 import json as jsonlib
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -8,11 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sourceward.cli.options import Data, Device, Json, Quiet, bars
+from sourceward.cli.options import Data, Device, Json, Option, Quiet, bars, reader_options
 
 FREEZE_HINT = (
-    "With --freeze heads and energies train on fixed features in about a minute on a CPU. For embeddings of "
-    "a foundation model this is where adaptation gains most."
+    "With --freeze heads and energies train on fixed features in about a minute on a CPU: the place to "
+    "start, with embeddings of a foundation model above all."
 )
 
 
@@ -41,6 +42,7 @@ def fit(
         typer.Option(help="Iterations on heads and energies; --set finetune.max_iter=... on the backbone."),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples of each source per such iteration.")] = None,
+    option: Option = None,
     device: Device = "auto",
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     allow_missing: Annotated[
@@ -62,6 +64,7 @@ def fit(
     was when the same command is given again. Model selection looks at held-out samples of the source
     domains, never at the target. Start with --freeze.
     """
+    from sourceward.data import open_dataset
     from sourceward.fitting import fit as run
     from sourceward.fitting.settings import parse_assignments, read_config
     from sourceward.model.banks import check_bank
@@ -73,8 +76,9 @@ def fit(
     changes: dict[str, Any] = read_config(config) if config else {}
     changes |= parse_assignments(settings or [])
     changes |= {name: value for name, value in flags.items() if value is not None}
+    dataset = open_dataset(data, **reader_options(option))
     model = run(
-        data,
+        dataset,
         out=out,
         target=target or (),
         backbone=backbone,
@@ -90,14 +94,15 @@ def fit(
     )
     if save_features is not None:
         fraction = model.info["training"]["settings"]["validation_fraction"]
-        save_bank(model, data, save_features, fraction=fraction, progress=bars(quiet))
+        save_bank(model, dataset, save_features, fraction=fraction, progress=bars(quiet))
     if json:
         typer.echo(jsonlib.dumps({"out": out, "kind": model.kind, **model.info}, indent=2))
     elif not quiet:
-        _summary(model.info, out, data)
+        again = [part for text in option or [] for part in ("--option", text)]
+        _summary(model.info, out, shlex.join(["sourceward", "evaluate", out, data, *again]))
 
 
-def _summary(info: dict[str, Any], out: str, data: str) -> None:
+def _summary(info: dict[str, Any], out: str, following: str) -> None:
     from sourceward.estimator import Promise
     from sourceward.estimator.tuning import FEWEST_SOURCES
 
@@ -118,7 +123,7 @@ def _summary(info: dict[str, Any], out: str, data: str) -> None:
         few = f"Will adaptation help? {FEWEST_SOURCES} sources or more could tell, and labelled samples:"
         console.print(f"{few} `evaluate`.", highlight=False)
     console.print(f"Model in {escape(out)}, after {metrics['seconds']:.0f} s. Next:", highlight=False)
-    console.print(f"  sourceward evaluate {escape(out)} {escape(data)}", highlight=False, soft_wrap=True)
+    console.print(f"  {escape(following)}", highlight=False, soft_wrap=True)
     if info["training"]["backbone"] is not None and not info["training"]["freeze"]:
         console.print(FREEZE_HINT, highlight=False)
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from sourceward.cli.options import Device, Json, Quiet, RunPath, bars
+from sourceward.cli.options import Device, Json, Option, Quiet, RunPath, bars, reader_options
+from sourceward.errors import unknown_name
 
 SHOWN = 5
 
@@ -20,6 +21,7 @@ def predict(
     column: Annotated[
         str | None, typer.Option(help="Column of a table that holds the texts or paths.")
     ] = None,
+    option: Option = None,
     num_steps: Annotated[int | None, typer.Option(help="Steps of the walk; 0 for no adaptation.")] = None,
     device: Device = "auto",
     json: Json = False,
@@ -27,15 +29,18 @@ def predict(
 ) -> None:
     """Predict files. Each row has label, probability, each source's vote and energies, and a status.
 
-    An input that cannot be read gets a row that says so, and the rest go on.
+    An input that cannot be read gets a row that says so, and the rest go on. Of a table, `--option text=NAME`
+    (or image=NAME) is `--column NAME`, so that the options of `fit` may be given again.
     """
     from sourceward.model import load
     from sourceward.model.predicting import predict_files
 
+    options = table_options(option)
     model = load(run, device)
     if num_steps is not None:
         model.settings = model.asked(num_steps)
-    failures = predict_files(model, inputs, out, column=column, progress=bars(quiet))
+    column, delimiter = column or options.get(model.kind), options.get("delimiter")
+    failures = predict_files(model, inputs, out, column=column, delimiter=delimiter, progress=bars(quiet))
     if json:
         typer.echo(jsonlib.dumps({"out": out, "unreadable": [asdict(failure) for failure in failures]}))
     elif failures:
@@ -43,3 +48,17 @@ def predict(
             typer.echo(f"unreadable {failure.name}: {failure.reason}", err=True)
         more = f" ({len(failures) - SHOWN:,} more not shown)" if len(failures) > SHOWN else ""
         typer.echo(f"{len(failures):,} of the inputs could not be read{more}; {out} marks them.", err=True)
+
+
+def table_options(option: list[str] | None) -> dict[str, str]:
+    """Options of a table; those that name columns of labels and domains have no part in a prediction."""
+    import inspect
+
+    from sourceward.data.table import read_table
+
+    options = reader_options(option)
+    known = list(inspect.signature(read_table).parameters)[1:]
+    for name in options:
+        if name not in known:
+            raise unknown_name("option", name, known)
+    return {name: str(value) for name, value in options.items() if value is not None}

@@ -65,7 +65,7 @@ def _images(
 
     if not isinstance(table.features[picture], Image):
         raise InputError(
-            f"Column {picture!r} of 'hf:{name}' holds no images. Choose another with image=COLUMN."
+            f"Column {picture!r} of 'hf:{name}' holds no images. Choose another: --option image=COLUMN."
         )
     domains, labels = _texts(table, domain), _texts(table, label)
     rows, problems = complete_rows({"domain": domains, "label": labels})

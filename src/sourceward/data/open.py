@@ -2,9 +2,11 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin
 
 from sourceward.data.arrays import read_features
 from sourceward.data.dataset import DomainDataset
@@ -29,7 +31,7 @@ ACCEPTED = (
 )
 
 
-def open_dataset(spec: str | Path | DomainDataset, **options: Any) -> DomainDataset:
+def open_dataset(spec: str | Path | DomainDataset, /, **options: Any) -> DomainDataset:
     """Open a dataset; `options` go to its reader.
 
     `spec` is a folder <domain>/<class>/<file>, a .tar of one, a table (.csv, .tsv, .parquet), features (.npz,
@@ -38,7 +40,7 @@ def open_dataset(spec: str | Path | DomainDataset, **options: Any) -> DomainData
     if isinstance(spec, DomainDataset):
         return spec
     reader, path, label = _find_reader(str(spec))
-    _check_options(reader, options, label)
+    options = _checked(reader, options, label)
     try:
         dataset = reader(path, **options)
     except OSError as error:
@@ -76,14 +78,51 @@ def _find_reader(spec: str) -> tuple[Callable[..., DomainDataset], str, str]:
     return reader, str(path), f"a {path.suffix.lower()} file"
 
 
-def _check_options(reader: Callable[..., DomainDataset], options: dict[str, Any], label: str) -> None:
-    accepted: list[str] = []
+def _checked(reader: Callable[..., DomainDataset], options: dict[str, Any], label: str) -> dict[str, Any]:
+    """The options, of the types that the reader declares."""
+    declared: dict[str, Any] = {}
     for function in (reader, read_rotated):  # the rotated readers hand the rest of their options on
         parameters = inspect.signature(function).parameters.values()
-        accepted += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        declared = {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY} | declared
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     for name in options:
-        if name not in accepted:
-            takes = f"it takes {', '.join(dict.fromkeys(accepted))}" if accepted else "it takes none"
+        if name not in declared:
+            takes = f"it takes {', '.join(declared)}" if declared else "it takes none"
             raise InputError(f"Unknown option {name!r} for {label}: {takes}.")
+    return {name: _typed(name, value, declared[name]) for name, value in options.items()}
+
+
+_KINDS: dict[Any, tuple[Any, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "text"),
+    Literal: (str, "text"),
+    Path: (Path, "text"),
+    NoneType: (NoneType, "none"),
+    Sequence: (Iterable, "a list [...]"),
+    tuple: (Iterable, "a list [...]"),
+}
+"""What readers declare: what a value must be, and what to call it."""
+
+
+def _typed(name: str, value: Any, declared: Any) -> Any:
+    kinds = get_args(declared) if isinstance(declared, UnionType) else (declared,)
+    if str in kinds and isinstance(value, Real) and not isinstance(value, bool):
+        return str(value)  # a column may be called 2019
+    if any(_is(value, kind) for kind in kinds):
+        return value
+    words = dict.fromkeys(_KINDS[get_origin(kind) or kind][1] for kind in kinds)
+    raise InputError(f"Expected option `{name}` to be {' or '.join(words)}, but got {value!r}.")
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is of a kind; one that nothing is known about takes any."""
+    plain = get_origin(kind) or kind
+    if plain not in _KINDS:
+        return True
+    if isinstance(value, bool) or not isinstance(value, _KINDS[plain][0]):
+        return False
+    if plain not in (Sequence, tuple):
+        return True
+    return not isinstance(value, str) and all(_is(item, get_args(kind)[0]) for item in value)

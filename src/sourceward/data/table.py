@@ -100,7 +100,7 @@ def need_column(columns: Iterable[str], role: str, given: str | None, where: str
     if found is None:
         raise InputError(
             f"'{where}' has no {role} column: expected one named {', '.join(SYNONYMS[role][:4])}, ..., found "
-            f"{', '.join(columns)}. Rename it, or name it with {role}=COLUMN."
+            f"{', '.join(columns)}. Rename it, or name it: --option {role}=COLUMN."
         )
     return found
 
@@ -130,11 +130,11 @@ def content_column(columns: Iterable[str], given: dict[str, str | None], where: 
     if not found:
         raise InputError(
             f"'{where}' has neither a text nor a path column; its columns: {', '.join(present)}. "
-            "Name one with text=COLUMN or image=COLUMN."
+            "Name one: --option text=COLUMN or --option image=COLUMN."
         )
     raise InputError(
         f"'{where}' has both a text column {found['text']!r} and a path column {found['path']!r}. "
-        "Choose with text=COLUMN or image=COLUMN."
+        "Choose with --option text=COLUMN or --option image=COLUMN."
     )
 
 
@@ -172,7 +172,7 @@ def read_split(
 def _read_columns(path: Path, delimiter: str | None) -> dict[str, Sequence[Any]]:
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path)
-    separator = delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+    separator = separator_of(path, delimiter)
     try:
         with open(path, newline="", encoding="utf-8-sig") as stream:
             header, *rows = [row for row in csv.reader(stream, delimiter=separator) if row] or [[]]
@@ -191,6 +191,14 @@ def _read_columns(path: Path, delimiter: str | None) -> dict[str, Sequence[Any]]
             "Quote cells that hold the separator."
         )
     return dict(zip(header, zip(*rows)))
+
+
+def separator_of(path: Path, delimiter: str | None) -> str:
+    """What stands between the cells of a text table; a tab may be written as it is in a shell."""
+    separator = (delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")).replace(r"\t", "\t")
+    if len(separator) != 1:
+        raise InputError(f"Expected `delimiter` to be one character, but got {delimiter!r}.")
+    return separator
 
 
 def _read_parquet(path: Path) -> dict[str, Sequence[Any]]:

@@ -23,8 +23,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return values
 
 
-def parse_assignments(texts: list[str]) -> dict[str, Any]:
-    """`key=value` texts.
+def parse_assignments(texts: list[str], flag: str = "--set") -> dict[str, Any]:
+    """`key=value` texts, as they come after `flag`.
 
     >>> parse_assignments(["max_iter=500", "sampler=nesterov"])
     {'max_iter': 500, 'sampler': 'nesterov'}
@@ -33,7 +33,7 @@ def parse_assignments(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InputError(f"Expected --set key=value, but got {text!r}.")
+            raise InputError(f"Expected {flag} key=value, but got {text!r}.")
         values[key.strip()] = _literal(value)
     return values
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from sourceward.data.decode import Geometry, decode_image, map_threads
+from sourceward.data.table import find_column, separator_of
 from sourceward.errors import InputError
 from sourceward.inputs import image_geometry
 from sourceward.model.ahead import ahead, send
@@ -25,7 +26,7 @@ from sourceward.progress import progress_bar
 CHUNK = 256
 UNREADABLE = "unreadable"
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"}
-TABLES = {".csv": ",", ".tsv": "\t"}
+TABLES = (".csv", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def predict_files(
     out: str | Path,
     *,
     column: str | None = None,
+    delimiter: str | None = None,
     progress: bool | None = None,
 ) -> list[Failure]:
     """Write a row for every input to `out` (.csv or .jsonl) and return what could not be read.
@@ -57,11 +59,12 @@ def predict_files(
         inputs: images, folders and globs of them; files of texts, one a line; tables (.csv, .tsv) with a
             column of texts or paths; .npy or .npz files of features: whichever the model reads.
         out: written whole or not at all.
-        column: of the table, where it is not called `text`, `path` or `image`.
+        column: of the table, where it has none of the names that `fit` finds (`text`, `path`, ...).
+        delimiter: of the table, if not a comma, or a tab in a .tsv.
         progress: show a bar; when standard error is a terminal if None.
     """
     writer = _writer_for(Path(out), model.sources)
-    samples = list(find_inputs(model, inputs, column))
+    samples = list(find_inputs(model, inputs, column, delimiter))
     if not samples:
         raise InputError(f"Found nothing to predict in {', '.join(map(str, inputs))}.")
     failures: list[Failure] = []
@@ -106,12 +109,14 @@ def _gathered(model: Model, values: list[Any]) -> Any:
 _NOUN = {"image": "an image", "text": "a text", "features": "features"}
 
 
-def find_inputs(model: Model, inputs: Sequence[str | Path], column: str | None = None) -> Iterator[Input]:
+def find_inputs(
+    model: Model, inputs: Sequence[str | Path], column: str | None = None, delimiter: str | None = None
+) -> Iterator[Input]:
     """Samples in the order given; folders and globs in alphabetical order."""
     for given in inputs:
         for path in _expand(str(given), model.kind):
             if path.suffix.lower() in TABLES and model.kind != "features":
-                yield from _table(path, model.kind, column)
+                yield from _table(path, model.kind, column, delimiter)
             elif model.kind == "image":
                 yield Input(str(path), path)
             elif model.kind == "text":
@@ -137,16 +142,16 @@ def _expand(given: str, kind: str) -> list[Path]:
     return files
 
 
-def _table(path: Path, kind: str, column: str | None) -> Iterator[Input]:
-    wanted = [column] if column else (["text"] if kind == "text" else ["path", "image", "file"])
+def _table(path: Path, kind: str, column: str | None, delimiter: str | None) -> Iterator[Input]:
+    role = "text" if kind == "text" else "path"
     with path.open(newline="", encoding="utf-8-sig") as stream:
-        reader = csv.DictReader(stream, delimiter=TABLES[path.suffix.lower()])
+        reader = csv.DictReader(stream, delimiter=separator_of(path, delimiter))
         names = reader.fieldnames or []
-        found = next((name for name in wanted if name in names), None)
+        found = find_column(names, role, column, str(path))
         if found is None:
             raise InputError(
-                f"'{path}' has no column {' or '.join(map(repr, wanted))}; it has "
-                f"{', '.join(names) or 'none'}. Name the one to read with --column."
+                f"'{path}' has no column {role!r}; it has {', '.join(names) or 'none'}. "
+                "Name the one to read with --column."
             )
         for number, row in enumerate(reader, 2):
             value = row[found] or ""
