@@ -69,6 +69,9 @@ def test_texts_from_lines_and_tables(run, tmp_path):
     result = run(tmp_path / "run", tmp_path / "table.csv", "--out", out, "--column", "comment", "--json")
     assert json.loads(result.stdout)["unreadable"] == []
     assert len(rows(out)) == 2
+    (tmp_path / "tweets.csv").write_text("id,Tweet\n1,sad\n")  # found as `fit` finds it
+    assert run(tmp_path / "run", tmp_path / "tweets.csv", "--out", out).exit_code == 0
+    assert len(rows(out)) == 1
     missing = run(tmp_path / "run", tmp_path / "table.csv", "--out", out)
     assert "has no column 'text'; it has id, comment" in str(missing.exception)
 
