@@ -184,12 +184,12 @@ def uninterrupted() -> str:
 def test_promise_6_stopped_anywhere_it_ends_with_the_same_bits(tmp_path, monkeypatch, uninterrupted, when):
     params = {"max_iter": 120, "checkpoint": tmp_path / "checkpoint"}
 
-    def stop(done, loss):
+    def stop(self, done, loss):
         if done == when:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("sourceward.estimator.estimator._note", stop)
+        patch.setattr("sourceward.watch.Watch.__call__", stop)
         with pytest.raises(Killed):
             fitted(**params)
     assert bits(fitted(**params)) == uninterrupted

@@ -98,6 +98,7 @@ IDLE = (
     "encoder.py",
     "errors.py",
     "progress.py",
+    "watch.py",
     "storage.py",
 )
 """Code that a cell runs through, and that changes no number."""
