@@ -1,6 +1,6 @@
 """Published numbers stand beside ours, and a shortfall is said."""
 
-from sourceward.report.beside import absent, cost, published, shortfalls
+from sourceward.report.beside import absent, cost, published, shortfalls, trust
 
 
 def results(backbone="torchvision:resnet50-v1", mean=0.8495, targets=("photo", "sketch")):
@@ -31,12 +31,15 @@ def test_a_shortfall_is_said():
     assert "0.9 points above" in next(shortfalls(results(mean=0.8695)))
 
 
-def test_another_backbone_is_context_and_no_competitor():
+def test_another_backbone_is_named():
     assert {row.backbone for row in published(results("torchvision:mobilenet_v2"))} == {
         "resnet18",
         "resnet50",
     }
-    assert not list(shortfalls(results("torchvision:mobilenet_v2")))
+    assert list(shortfalls(results("torchvision:mobilenet_v2"))) == [
+        "no adaptation: 1.6 points above the paper, no adaptation with resnet18 (83.33).",
+        "no adaptation: 1.1 points BELOW the paper, no adaptation with resnet50 (86.05).",
+    ]
     assert {row.backbone for row in published(results())} == {"resnet50"}
 
 
@@ -50,3 +53,14 @@ def test_cost_and_what_does_not_apply():
     assert "250 samples/s without" in said
     assert "500 MB" in said
     assert absent(results()) == ["ttt does not apply: No rotation head."]
+
+
+def test_trust_is_told_by_signal():
+    found = results()
+    signals = {"confidence": {"auroc": 0.9}, "energy before": {"auroc": 0.6}, "energy after": {"auroc": 0.1}}
+    found["cells"][0]["adapters"]["none"] |= {"trust": signals, "calibration_error": 0.02}
+    assert trust(found) == (
+        "Right answers told from wrong ones (AUROC): without adaptation confidence 0.90 and energy 0.60, "
+        "calibration error 2.0 points."
+    )
+    assert trust(results()) == ""

@@ -81,6 +81,7 @@ _SINGLE = "Xiao et al., ICLR 2022"
 _MASF = "Dou et al., NeurIPS 2019"
 _ENTROPY = "Zhao et al., NeurIPS 2020"
 _DSON = "Seo et al., ECCV 2020"
+_ANT = "Rusak et al., ECCV 2020"
 UNCHECKED = "not checked against the paper"
 
 
@@ -175,8 +176,10 @@ TABLES.register("corruptions")(
             ("the paper, noise as negatives", PAPER, "", (21.5, 55.8)),
             ("the paper, other corruptions as negatives", PAPER, "", (17.0, 51.1)),
             ("Tent", _TENT, PAPER, (14.3, 44.0)),
+            ("adversarial noise training", _ANT, _TENT, (None, 50.2)),
         )
         for data, error in zip(("cifar10_c", "imagenet_c"), errors)
+        if error is not None
     )
 )
 

@@ -33,15 +33,35 @@ def backbone_of(results: dict[str, Any]) -> str:
 
 
 def shortfalls(results: dict[str, Any]) -> Iterator[str]:
-    """How far our rows are from the published ones of the same data and backbone."""
+    """How far our rows are from the published ones of the same data; another backbone is named."""
     rows = {row["adapter"]: row for row in results["table"]}
     for row in published(results):
         ours = rows.get(OWN.get(row.method, ""))
-        if ours is None or row.measure != "accuracy %" or row.backbone != backbone_of(results):
+        if ours is None or row.measure != "accuracy %":
             continue
         away = 100 * ours["mean"] - row.mean
         says = "above" if away >= 0 else "BELOW"
-        yield f"{ours['label']}: {abs(away):.1f} points {says} {row.method} ({row.mean:.2f})."
+        where = "" if row.backbone == backbone_of(results) else f" with {row.backbone}"
+        yield f"{ours['label']}: {abs(away):.1f} points {says} {row.method}{where} ({row.mean:.2f})."
+
+
+def trust(results: dict[str, Any]) -> str:
+    """Whether confidence and energy tell right answers from wrong ones; the mean over models."""
+    said = []
+    for how, key, energy in (
+        ("without adaptation", "none", "energy before"),
+        ("after 20 steps", "ebtsa:num_steps=20", "energy after"),
+    ):
+        found = [cell["adapters"][key] for cell in results["cells"] if key in cell.get("adapters", {})]
+        signals = [
+            (name.split()[0], [n["trust"][name]["auroc"] for n in found if name in n.get("trust", {})])
+            for name in ("confidence", energy)
+        ]
+        told = [f"{name} {mean(scores):.2f}" for name, scores in signals if scores and None not in scores]
+        if told:
+            error = mean(n["calibration_error"] for n in found)
+            said.append(f"{how} {' and '.join(told)}, calibration error {100 * error:.1f} points")
+    return f"Right answers told from wrong ones (AUROC): {'; '.join(said)}." if said else ""
 
 
 def cost(results: dict[str, Any]) -> str:

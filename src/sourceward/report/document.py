@@ -6,12 +6,12 @@ from typing import Any
 
 from sourceward.bench.quoted import quoted
 from sourceward.errors import InputError
-from sourceward.report.beside import absent, cost, published, shortfalls
+from sourceward.report.beside import absent, cost, published, shortfalls, trust
 from sourceward.report.results import read_results
 
 INTRODUCTION = (
     "# Results\n\nWritten by `sourceward report {folder} --markdown`. Every number comes from the file named "
-    "beside it, which also holds command, seeds, settings and versions. Target labels count right answers; a "
+    "beside it, which also holds command, seeds and versions. Target labels count right answers; a "
     "table whose selection looks at them is named oracle."
 )
 PUBLISHED = "comparison"
@@ -60,10 +60,13 @@ def _bench(results: dict[str, Any]) -> Iterator[str]:
         ]
         for row in published(results)
     ]
+    if results.get("about"):
+        yield results["about"]
     header = ["accuracy, %", *names, "mean", "against no adaptation", "worst target"]
     yield _table(header, [*ours, *theirs])
     yield results["plus_minus"]
-    yield from filter(None, (" ".join(shortfalls(results)), cost(results), " ".join(absent(results))))
+    said = (" ".join(shortfalls(results)), trust(results), cost(results), " ".join(absent(results)))
+    yield from filter(None, said)
     promised = list(_promises(results))
     if promised:
         mean = sum(abs(told - found) for _, told, found in promised) / len(promised)
@@ -88,7 +91,7 @@ def _promises(results: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
 
 
 def _experiment(results: dict[str, Any]) -> Iterator[str]:
-    yield results["about"]
+    yield " ".join(filter(None, (results["about"], results.get("note"))))
     for table in results["tables"]:
         width = len(table["header"])
         rows = [[*row, *[""] * (width - len(row))] for row in table["rows"]]
