@@ -3,6 +3,7 @@
 from typing import Any
 
 from sourceward.estimator import Promise
+from sourceward.estimator.tuning import FEWEST_SOURCES
 
 
 def model_card(config: dict[str, Any]) -> str:
@@ -25,7 +26,7 @@ def model_card(config: dict[str, Any]) -> str:
         f"- Source domains: {', '.join(sources)}",
         f"- Walk at test time: {_walk(adapt)}",
         *_scores(config.get("metrics") or {}),
-        *_promise(config.get("promise")),
+        f"- Will adaptation help on an unseen domain? {_promise(config.get('promise'))}",
         "",
         "```python",
         "import sourceward as sw",
@@ -43,9 +44,14 @@ def _walk(adapt: dict[str, Any]) -> str:
     return f"{steps} steps of {adapt['step']['step_size']:g}" if steps else "none: samples stay in place"
 
 
-def _promise(told: dict[str, Any] | None) -> list[str]:
-    """Will adaptation help? What the sources said when each played the unseen domain."""
-    return [] if told is None else [f"- Will adaptation help on an unseen domain? {Promise(**told)}."]
+def _promise(told: dict[str, Any] | None) -> str:
+    """What the sources said when each played the unseen domain."""
+    if told is None:
+        return (
+            f"Nobody asked: it takes `num_steps=auto` and {FEWEST_SOURCES} sources, each of which then plays "
+            "the unseen one."
+        )
+    return f"{Promise(**told)}."
 
 
 _EXAMPLE = {"image": '["a.jpg"]', "text": '["a text"]', "features": "X"}
