@@ -125,6 +125,16 @@ def test_bad_input_is_one_line_and_exit_code_two(run, bank, tmp_path):
         assert not (tmp_path / "run").exists()
 
 
+def test_one_huge_value_is_refused(run, bank, tmp_path):
+    arrays = dict(np.load(bank))
+    arrays["features"][0, 0] = 1e30
+    np.savez(bank, **arrays)
+    code, out, err = run("fit", bank, "--out", tmp_path / "run", "--target", "c")
+    assert (code, out) == (2, "")
+    assert "squares fit into float32, but `features` spans 1e+30. Rescale" in err
+    assert not (tmp_path / "run").exists()
+
+
 def test_tensorboard_on_request(run, bank, tmp_path):
     pytest.importorskip("tensorboard")
     options = ("--target", "c", *SHORT[:-2], "--tensorboard", "-q", "--device", "cpu")

@@ -38,6 +38,20 @@ def test_duplicates_across_domains_only(folder, put):
     )
 
 
+def test_equal_samples_of_several_classes_and_within_one(folder, put):
+    found = doctor(folder)
+    assert (found.contradictions, found.repeats) == ((), ())
+    put("root/photo/cat/same.png", seed=7)
+    put("root/photo/cat/again.png", seed=7)
+    put("root/sketch/cat/other.png", seed=7)
+    put("root/photo/dog/a.png", seed=8)
+    put("root/photo/owl/b.png", seed=8)
+    found = doctor(folder)
+    assert found.contradictions == (("photo/dog/a.png", "photo/owl/b.png"),)
+    assert found.repeats == (("photo/cat/again.png", "photo/cat/same.png"),)
+    assert found.refusals == ()
+
+
 def test_a_missing_class_is_refused_unless_allowed_or_in_the_target(folder, put):
     put("root/clay/cat/1.png")
     found = doctor(folder)
@@ -73,6 +87,16 @@ def test_features_that_are_not_finite(tmp_path):
     features[3] = np.inf
     np.savez(tmp_path / "b.npz", features=features, label=[0, 1] * 4, domain=[0, 0, 1, 1] * 2)
     assert doctor(tmp_path / "b.npz").refusals[0].reason == "1 feature rows hold NaN or infinity."
+
+
+def test_features_whose_squares_overflow(tmp_path):
+    features = np.random.default_rng(0).normal(size=(8, 2))
+    features[3] = 1e30
+    domain = [0, 0, 1, 1] * 2
+    np.savez(tmp_path / "b.npz", features=features, label=[0, 1] * 4, domain=domain)
+    refusal = doctor(tmp_path / "b.npz").refusals[0]
+    assert (refusal.reason[-23:], refusal.fix) == ("`features` spans 1e+30.", "Rescale `features`.")
+    assert doctor(tmp_path / "b.npz", target="1").refusals == ()
 
 
 def test_what_is_in_a_folder_that_is_no_dataset(put, tmp_path):

@@ -16,8 +16,10 @@ from sourceward.data.decode import Progress, map_threads
 from sourceward.data.open import open_dataset
 from sourceward.data.tree import read_tree
 from sourceward.errors import InputError
+from sourceward.functional.span import wrong_span
 
 BROKEN = ("empty_file", "missing_file", "unreadable")
+Groups = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,11 @@ class SizeRange:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings of `doctor`. `counts` is (domains, classes); `duplicates` are groups of ids."""
+    """The findings of `doctor`. `counts` is (domains, classes).
+
+    Groups of ids of equal content: `duplicates` lie in several domains, `contradictions` have several
+    classes, `repeats` are in one class of one domain. A group may be in more than one of them.
+    """
 
     name: str
     kind: str
@@ -50,7 +56,9 @@ class Diagnosis:
     targets: tuple[str, ...] = ()
     official_split: tuple[int, int] | None = None
     image_sizes: SizeRange | None = None
-    duplicates: tuple[tuple[str, ...], ...] = ()
+    duplicates: Groups = ()
+    contradictions: Groups = ()
+    repeats: Groups = ()
     broken: tuple[Problem, ...] = ()
     missing: tuple[tuple[str, str], ...] = ()
     notes: tuple[Problem, ...] = ()
@@ -90,6 +98,7 @@ def doctor(
     except InputError as error:
         return _unopened(str(data), error)
     found = _examine(dataset, quick, workers, progress)
+    across, contradictions, repeats = _equal_samples(dataset, [item.digest for item in found])
     torn = tuple(
         Problem("unreadable", dataset.ids[row], item.reason, dataset.domain_names[dataset.domains[row]])
         for row, item in enumerate(found)
@@ -109,7 +118,9 @@ def doctor(
         targets=tuple(left_out),
         official_split=_split_counts(dataset),
         image_sizes=_size_range([item.size for item in found if item.size]),
-        duplicates=_across_domains(dataset, [item.digest for item in found]),
+        duplicates=across,
+        contradictions=contradictions,
+        repeats=repeats,
         broken=broken,
         missing=tuple(dataset.missing_classes()),
         notes=tuple(p for p in dataset.problems if p.kind not in (*BROKEN, "missing_class")),
@@ -155,16 +166,26 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _across_domains(dataset: DomainDataset, digests: list[bytes]) -> tuple[tuple[str, ...], ...]:
-    """Ids of samples that are equal bit for bit and lie in more than one domain."""
+def _equal_samples(dataset: DomainDataset, digests: list[bytes]) -> tuple[Groups, Groups, Groups]:
+    """Ids of samples equal bit for bit: in several domains, of several classes, within a class of a domain."""
     groups: dict[bytes, list[int]] = defaultdict(list)
     for row, digest in enumerate(digests):
         groups[digest].append(row)
-    return tuple(
-        tuple(dataset.ids[row] for row in rows)
-        for digest, rows in groups.items()
-        if digest and len(rows) > 1 and len(set(dataset.domains[rows].tolist())) > 1
-    )
+    groups.pop(b"", None)  # nothing could be read of these
+    across, contradictions, repeats = [], [], []
+    for rows in groups.values():
+        if len(rows) == 1:
+            continue
+        cells: dict[tuple[int, int], list[str]] = defaultdict(list)
+        for row in rows:
+            cells[int(dataset.domains[row]), int(dataset.labels[row])].append(dataset.ids[row])
+        ids = tuple(dataset.ids[row] for row in rows)
+        if len({domain for domain, _ in cells}) > 1:
+            across.append(ids)
+        if len({label for _, label in cells}) > 1:
+            contradictions.append(ids)
+        repeats += [tuple(cell) for cell in cells.values() if len(cell) > 1]
+    return tuple(across), tuple(contradictions), tuple(repeats)
 
 
 def _size_range(sizes: list[tuple[int, int]]) -> SizeRange | None:
@@ -204,6 +225,8 @@ def refuse(sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: b
         found.append(
             Refusal(f"{rows:,} feature rows hold NaN or infinity.", "Remove or recompute those rows.")
         )
+    elif sources.kind == "features" and (wrong := wrong_span(sources.items, "`features`")):
+        found.append(Refusal(*wrong))
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sourceward.errors import InputError, unknown_name
+from sourceward.functional.span import wrong_span
 
 
 def encode_sources(
@@ -69,13 +70,9 @@ def split_sources(
                 "cannot keep this label. Remove the class, add samples, or pass allow_missing=True."
             )
         parts.append((torch.from_numpy(X[rows]), torch.from_numpy(label[rows].astype(np.int64))))
-    spread = np.ptp(X.astype(np.float64), axis=0).max()
-    if spread == 0:
-        raise InputError("Every row of X is the same; there is nothing to learn from. Check the extraction.")
-    if not 1e-15 < spread < 1e15:
-        raise InputError(
-            f"Expected features whose squares fit into float32, but X spans {spread:.0e}. Rescale X."
-        )
+    wrong = wrong_span(X)
+    if wrong:
+        raise InputError(" ".join(wrong))
     return parts
 
 
