@@ -110,3 +110,21 @@ def test_the_message_names_the_flag_and_the_flag_is_taken(command, run, tmp_path
         assert (code, out, err.count("\n")) == (2, "", 1), (more, err)
         assert message in err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", [("bench",), ("reproduce", "steps", "--data")])
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (("--set", "random_state=3"), "name seeds with --seeds"),
+        (("--set", "device=cuda"), "name it with --device"),
+        (("--set", "checkpoint=x"), "models are kept below --out"),
+        (("--seeds", "0,0"), "Expected every seed once in --seeds, but got '0,0'"),
+        (("--seeds", "-1"), "Expected numbers of 0 or more in --seeds, but got '-1'"),
+    ],
+)
+def test_what_many_trainings_set_themselves_is_refused(command, typed, message, run, tmp_path):
+    code, out, err = run(*command, tmp_path / "f.npz", "--out", tmp_path / "out", *typed)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert message in err
+    assert not (tmp_path / "out").exists()

@@ -11,7 +11,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sourceward.cli.options import Json, Option, Quiet, reader_options, wide_console
+from sourceward.cli.options import (
+    Json,
+    Option,
+    Quiet,
+    numbers,
+    reader_options,
+    seed_numbers,
+    training_settings,
+    wide_console,
+)
 from sourceward.errors import InputError
 
 FAILED = 3
@@ -72,17 +81,16 @@ def bench(
     from sourceward.bench.provenance import command
     from sourceward.bench.specs import parse_specs
     from sourceward.bench.training import Training
-    from sourceward.fitting.settings import parse_assignments
     from sourceward.storage import write_whole
 
     preset, data = split_preset(data)
     given = None if weights.lower() == "none" else weights
-    training = Training(parse_assignments(set_ or []), device, True, False, backbone, given, freeze, preset)
+    training = Training(training_settings(set_), device, True, False, backbone, given, freeze, preset)
     plan = Plan(
         tuple(data),
         parse_specs(adapter_names(adapters), step_numbers(steps)),
         tuple(name for name in targets.split(",") if name),
-        tuple(numbers("seeds", seeds)),
+        seed_numbers(seeds),
         selection,
         training,
         tuple(reader_options(option).items()),
@@ -189,13 +197,6 @@ def adapter_names(text: str) -> list[str]:
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     return [*CONTROLS, *list_adapters()] if names == ["all"] else names
-
-
-def numbers(name: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"Expected whole numbers by comma in --{name}, but got {text!r}.") from None
 
 
 def step_numbers(text: str) -> list[int | str]:

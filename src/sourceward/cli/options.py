@@ -5,6 +5,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from sourceward.errors import InputError
+
 WIDE = 120
 """Columns of a table that goes to a file."""
 
@@ -28,6 +30,44 @@ def reader_options(texts: list[str] | None) -> dict[str, Any]:
     from sourceward.fitting.values import parse_assignments
 
     return parse_assignments(texts or [], "--option")
+
+
+OWN_FLAGS = {
+    "random_state": "name seeds with --seeds",
+    "device": "name it with --device",
+    "checkpoint": "models are kept below --out",
+}
+"""Settings of one training that a command of many trainings sets itself, and what to do instead."""
+
+
+def training_settings(texts: list[str] | None) -> dict[str, Any]:
+    """What every `--set` says, for commands that train many models."""
+    from sourceward.fitting.values import parse_assignments
+
+    settings = parse_assignments(texts or [])
+    for name, instead in OWN_FLAGS.items():
+        if name in settings:
+            raise InputError(f"Expected no `--set {name}={settings[name]}` here: {instead}.")
+    return settings
+
+
+def seed_numbers(text: str) -> tuple[int, ...]:
+    """What `--seeds` says: a seed named twice would be counted as two trainings."""
+    seeds = numbers("seeds", text)
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"Expected every seed once in --seeds, but got {text!r}.")
+    return tuple(seeds)
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """Whole numbers by comma, none below 0."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"Expected whole numbers by comma in --{name}, but got {text!r}.") from None
+    if min(found) < 0:
+        raise InputError(f"Expected numbers of 0 or more in --{name}, but got {text!r}.")
+    return found
 
 
 def wide_console(stderr: bool = False) -> Console:

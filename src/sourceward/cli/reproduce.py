@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sourceward.cli.bench import numbers
-from sourceward.cli.options import Json, Quiet, wide_console
+from sourceward.cli.options import Json, Quiet, seed_numbers, training_settings, wide_console
 
 
 def reproduce(
@@ -44,15 +43,14 @@ def reproduce(
     from sourceward.bench.provenance import command
     from sourceward.bench.reproduce import reproduce as run
     from sourceward.bench.training import Training
-    from sourceward.fitting.settings import parse_assignments
 
     EXPERIMENTS[name]  # an unknown one is answered with the nearest names
     given = None if weights.lower() == "none" else weights
-    training = Training(parse_assignments(set_ or []), device, False, True, backbone, given, freeze)
+    training = Training(training_settings(set_), device, False, True, backbone, given, freeze)
     context = Context(
         (*data, *(more or ())),
         out or Path("reproduce") / name,
-        tuple(numbers("seeds", seeds)),
+        seed_numbers(seeds),
         tuple(target for target in targets.split(",") if target),
         training,
         num_steps,
