@@ -74,6 +74,10 @@ def test_texts_from_lines_and_tables(run, tmp_path):
     assert len(rows(out)) == 1
     missing = run(tmp_path / "run", tmp_path / "table.csv", "--out", out)
     assert "has no column 'text'; it has id, comment" in str(missing.exception)
+    (tmp_path / "wide.csv").write_text("id,text\n1,sad\n", encoding="utf-16")
+    wide = run(tmp_path / "run", tmp_path / "wide.csv", "--out", out)
+    assert isinstance(wide.exception, InputError)
+    assert "Save it as UTF-8 CSV" in str(wide.exception)
 
 
 def test_features(run, tmp_path):

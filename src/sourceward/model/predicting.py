@@ -144,18 +144,23 @@ def _expand(given: str, kind: str) -> list[Path]:
 
 def _table(path: Path, kind: str, column: str | None, delimiter: str | None) -> Iterator[Input]:
     role = "text" if kind == "text" else "path"
-    with path.open(newline="", encoding="utf-8-sig") as stream:
-        reader = csv.DictReader(stream, delimiter=separator_of(path, delimiter))
-        names = reader.fieldnames or []
-        found = find_column(names, role, column, str(path))
-        if found is None:
-            raise InputError(
-                f"'{path}' has no column {role!r}; it has {', '.join(names) or 'none'}. "
-                "Name the one to read with --column."
-            )
-        for number, row in enumerate(reader, 2):
-            value = row[found] or ""
-            yield Input(f"{path}:{number}", value if kind == "text" else path.parent / value)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream, delimiter=separator_of(path, delimiter))
+            names = reader.fieldnames or []
+            found = find_column(names, role, column, str(path))
+            if found is None:
+                raise InputError(
+                    f"'{path}' has no column {role!r}; it has {', '.join(names) or 'none'}. "
+                    "Name the one to read with --column."
+                )
+            for number, row in enumerate(reader, 2):
+                value = row[found] or ""
+                yield Input(f"{path}:{number}", value if kind == "text" else path.parent / value)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(
+            f"Expected '{path}' to be a UTF-8 table, but {error}. Save it as UTF-8 CSV."
+        ) from None
 
 
 def _lines(path: Path) -> Iterator[Input]:
