@@ -55,6 +55,17 @@ def test_json_is_all_there_is_on_standard_output(run, bank):
     assert found["refusals"] == []
 
 
+def test_equal_samples_are_told(run, tmp_path):
+    features = np.random.default_rng(0).normal(size=(16, 3))
+    features[4], features[1] = features[0], features[12]
+    np.savez(tmp_path / "b.npz", features=features, label=np.arange(16) % 2, domain=np.arange(16) // 8)
+    output = run(tmp_path / "b.npz").output
+    assert "warning same content under several classes" in output
+    assert "0000001 = 0000012" in output
+    assert "same content more than once in a class" in output
+    assert "0000000 = 0000004" in output
+
+
 def test_many_classes_and_domains_are_cut_short(bank):
     console = Console(width=120, record=True, file=io.StringIO())
     render(diagnose(bank(num_classes=30, num_domains=12)), console)

@@ -82,6 +82,21 @@ def test_nothing_to_select_on_is_refused(put, tmp_path):
     assert doctor(tmp_path / "tiny").refusals[0].reason.startswith("No sample is left to select on")
 
 
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [
+        ([True] * 8, "Domain '0' has nothing to train on: the given split holds all of it"),
+        ([False, False, True, True] * 2, "Domain '1' has nothing to train on: the given split holds all"),
+        ([False] * 8, "No sample is left to select on: the given split holds none for validation."),
+    ],
+)
+def test_a_given_split_without_one_of_its_parts(held, reason, tmp_path):
+    features, label = np.random.default_rng(0).normal(size=(8, 2)), [0, 1] * 4
+    arrays = {"features": features, "label": label, "domain": [0, 0, 1, 1] * 2}
+    np.savez(tmp_path / "b.npz", **arrays, is_validation=held)
+    assert doctor(tmp_path / "b.npz").refusals[0].reason.startswith(reason)
+
+
 def test_features_that_are_not_finite(tmp_path):
     features = np.random.default_rng(0).normal(size=(8, 2))
     features[3] = np.inf

@@ -19,6 +19,8 @@ from sourceward.data.diagnosis import doctor as diagnose
 SHOWN_CLASSES = 20
 SHOWN_DOMAINS = 8
 SHOWN_LINES = 5
+WARNING = "[yellow]warning[/yellow] same content under several classes: the labels contradict each other"
+REPEATS = "same content more than once in a class: it may be trained on and selected on"
 
 
 def doctor(
@@ -58,7 +60,9 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
     for line in _facts(diagnosis):
         console.print(escape(line))
     _section(console, "broken", [f"{p.where}: {p.message}" for p in diagnosis.broken])
+    _section(console, WARNING, [" = ".join(ids) for ids in diagnosis.contradictions])
     _section(console, "same content in several domains", [" = ".join(ids) for ids in diagnosis.duplicates])
+    _section(console, REPEATS, [" = ".join(ids) for ids in diagnosis.repeats])
     _section(console, "missing", [f"{d} has no {c}" for d, c in diagnosis.missing])
     _section(console, "notes", [p.message for p in diagnosis.notes])
     if not diagnosis.refusals:

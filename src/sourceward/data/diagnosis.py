@@ -167,7 +167,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _equal_samples(dataset: DomainDataset, digests: list[bytes]) -> tuple[Groups, Groups, Groups]:
-    """Ids of samples equal bit for bit: in several domains, of several classes, within a class of a domain."""
+    """Ids of samples equal bit for bit: in several domains, of several classes, in one class of a domain."""
     groups: dict[bytes, list[int]] = defaultdict(list)
     for row, digest in enumerate(digests):
         groups[digest].append(row)
@@ -217,9 +217,7 @@ def refuse(sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: b
     if broken:
         reason = f"{len(broken):,} file{'s' * (len(broken) > 1)} cannot be read, first {broken[0].where!r}."
         found.append(Refusal(reason, "Replace or remove them."))
-    if not len(sources.train_val_indices()[1]):
-        reason = "No sample is left to select on: every class of every source has one at most."
-        found.append(Refusal(reason, f"Add {_noun(sources)}."))
+    found += _refuse_split(sources)
     if any(p.kind == "nonfinite" for p in sources.problems):
         rows = sum(p.kind == "nonfinite" for p in sources.problems)
         found.append(
@@ -228,6 +226,23 @@ def refuse(sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: b
     elif sources.kind == "features" and (wrong := wrong_span(sources.items, "`features`")):
         found.append(Refusal(*wrong))
     return tuple(found)
+
+
+def _refuse_split(sources: DomainDataset) -> list[Refusal]:
+    """Both parts are needed, and every source trains."""
+    given, (train, val) = sources.split is not None, sources.train_val_indices()
+    absent = np.setdiff1d(sources.domains, sources.domains[train])
+    if len(absent):
+        name = sources.domain_names[absent[0]]
+        reason = f"Domain {name!r} has nothing to train on: the given split holds all of it for validation."
+        return [Refusal(reason, "Hold fewer, or leave the split out.")]
+    if len(val):
+        return []
+    if given:
+        reason = "No sample is left to select on: the given split holds none for validation."
+        return [Refusal(reason, "Hold some, or leave the split out.")]
+    reason = "No sample is left to select on: every class of every source has one at most."
+    return [Refusal(reason, f"Add {_noun(sources)}.")]
 
 
 def _plan(dataset: DomainDataset, sources: DomainDataset) -> tuple[str, ...]:
