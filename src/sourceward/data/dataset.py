@@ -101,8 +101,9 @@ class DomainDataset:
         """Rows to train on and rows to select on.
 
         The owners' lists when there are any. Otherwise `fraction` of every class of every domain validates,
-        at least one sample where there are two. A sample's place depends on the seed, its own id and its own
-        stratum: neither the order of the samples nor the labels of another domain can change it.
+        at least one sample where there are two, and never all. A sample's place depends on the seed,
+        its own id and its own stratum: neither the order of the samples nor the labels of another domain can
+        change it.
         """
         if self.split is not None:
             held = self.split == "val"
@@ -117,7 +118,7 @@ class DomainDataset:
             order = np.lexsort((rank, stratum))
             starts = np.flatnonzero(np.diff(stratum[order], prepend=-1))
             for rows in np.split(order, starts[1:]):
-                wanted = max(1, round(fraction * len(rows))) if len(rows) > 1 else 0
+                wanted = min(max(1, round(fraction * len(rows))), len(rows) - 1)
                 held[rows[:wanted]] = True
         return np.flatnonzero(~held), np.flatnonzero(held)
 
