@@ -50,6 +50,23 @@ def test_it_goes_on_past_what_cannot_be_read(run, tiny_run, images, tmp_path):
     assert [row["status"] == "unreadable" for row in found] == [True, True] + [False] * 4
     assert "empty" in found[0]["reason"]
     assert found[2]["votes"].keys() == {"a", "b"}
+    assert run(tiny_run, images / "c/x", "--out", tmp_path / "p.csv").exit_code == 0
+    assert [row["reason"] for row in rows(tmp_path / "p.csv")] == [
+        found[0]["reason"],
+        found[1]["reason"],
+        *[""] * 4,
+    ]
+
+
+def test_a_missing_input_among_several_is_a_row(run, tiny_run, images, tmp_path):
+    out = tmp_path / "p.csv"
+    result = run(
+        tiny_run, images / "c/x/0.png", "nowhere.png", "none/*.png", images / "c/y/1.png", "--out", out
+    )
+    assert result.exit_code == 0, result.output
+    assert "unreadable nowhere.png: no such file" in result.stderr
+    assert [row["reason"] for row in rows(out)] == ["", "no such file", "no such file", ""]
+    assert "None of the 2 inputs" in str(run(tiny_run, "a.png", "b.png", "--out", out).exception)
 
 
 def test_a_table_of_paths(run, tiny_run, images, tmp_path):
@@ -86,6 +103,8 @@ def test_features(run, tmp_path):
     np.save(tmp_path / "x.npy", data.items[:3])
     assert run(tmp_path / "run", tmp_path / "x.npy", "--out", tmp_path / "p.csv").exit_code == 0
     assert len(rows(tmp_path / "p.csv")) == 3
+    assert run(tmp_path / "run", "no.npy", tmp_path / "x.npy", "--out", tmp_path / "p.csv").exit_code == 0
+    assert [row["reason"] for row in rows(tmp_path / "p.csv")] == ["no such file", "", "", ""]
 
 
 def test_nothing_half_written(run, tiny_run, images, tmp_path, monkeypatch):

@@ -31,7 +31,7 @@ TABLES = (".csv", ".tsv")
 
 @dataclass(frozen=True)
 class Input:
-    """One sample to predict: its name in the output, and the path, text or feature vector."""
+    """One sample to predict: its name in the output, and the path, text, feature vector or `Failure`."""
 
     name: str
     value: Any
@@ -112,9 +112,17 @@ _NOUN = {"image": "an image", "text": "a text", "features": "features"}
 def find_inputs(
     model: Model, inputs: Sequence[str | Path], column: str | None = None, delimiter: str | None = None
 ) -> Iterator[Input]:
-    """Samples in the order given; folders and globs in alphabetical order."""
-    for given in inputs:
-        for path in _expand(str(given), model.kind):
+    """Samples in the order given; folders and globs in alphabetical order.
+
+    One input alone has to be there; among several, a missing one is a sample that cannot be read.
+    """
+    for given in map(str, inputs):
+        paths = _expand(given, model.kind)
+        if not paths and not Path(given).is_dir():
+            if len(inputs) == 1:
+                raise InputError(f"No such file: '{given}'. Expected files, folders or globs.")
+            yield Input(given, Failure(given, "no such file"))
+        for path in paths:
             if path.suffix.lower() in TABLES and model.kind != "features":
                 yield from _table(path, model.kind, column, delimiter)
             elif model.kind == "image":
@@ -126,6 +134,7 @@ def find_inputs(
 
 
 def _expand(given: str, kind: str) -> list[Path]:
+    """The files that an input stands for; none where there is no such file."""
     path = Path(given)
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
@@ -136,10 +145,7 @@ def _expand(given: str, kind: str) -> list[Path]:
     if path.exists():
         return [path]
     matches = [Path(name) for name in sorted(glob.glob(given, recursive=True))]
-    files = [match for match in matches if match.is_file()]
-    if not files:
-        raise InputError(f"No such file: '{given}'. Expected files, folders or globs.")
-    return files
+    return [match for match in matches if match.is_file()]
 
 
 def _table(path: Path, kind: str, column: str | None, delimiter: str | None) -> Iterator[Input]:
@@ -191,12 +197,17 @@ def _read(model: Model, chunk: list[Input]) -> Iterator[Any]:
         yield from map_threads(lambda row: _decode(chunk[row], shape), range(len(chunk)), None)
         return
     for sample in chunk:
+        if isinstance(sample.value, Failure):
+            yield sample.value
+            continue
         text = isinstance(sample.value, str)
         ok = bool(sample.value.strip()) if text else bool(np.isfinite(sample.value).all())
         yield sample.value if ok else Failure(sample.name, "it is empty" if text else "NaN or infinity")
 
 
 def _decode(sample: Input, shape: Geometry) -> np.ndarray | Failure:
+    if isinstance(sample.value, Failure):
+        return sample.value
     try:
         return decode_image(sample.value.read_bytes(), shape)
     except Exception as error:  # every format of PIL has its own exceptions for broken files
@@ -240,15 +251,16 @@ def _csv(stream: TextIO, sources: Sequence[str]) -> Write:
     table = csv.writer(stream)
     parts = ("vote", "energy_before", "energy_after")
     columns = [f"{part}_{name}" for part in parts for name in sources]
-    table.writerow(["input", "label", "probability", "status", *columns])
+    table.writerow(["input", "label", "probability", "status", *columns, "reason"])
 
     def write(name: str, answer: Prediction | Failure) -> None:
         if isinstance(answer, Failure):
-            table.writerow([name, "", "", UNREADABLE, *[""] * len(columns)])
+            table.writerow([name, "", "", UNREADABLE, *[""] * len(columns), answer.reason])
             return
         energies = [f"{e[s]:.6g}" for e in (answer.energy_before, answer.energy_after) for s in sources]
         votes = [answer.votes[source] for source in sources]
-        table.writerow([name, answer.label, f"{answer.probability:.6g}", answer.status, *votes, *energies])
+        label, probability = answer.label, f"{answer.probability:.6g}"
+        table.writerow([name, label, probability, answer.status, *votes, *energies, ""])
 
     return write
 
