@@ -232,6 +232,16 @@ def test_a_class_that_the_model_does_not_know(model):
         evaluate(model, replace(tiny_images(), classes=("w", "y", "z")))
 
 
+def test_rows_that_are_not_finite_are_not_scored(tmp_path):
+    data = tiny_features()
+    model = fit_tiny(data, tmp_path / "run")
+    data.items[data.domains == 0] = np.nan
+    assert evaluate(model, data)["mean"]["samples"] == len(target(data)), "another domain is no matter"
+    data.items[np.flatnonzero(data.domains == 2)[1], 3] = np.inf
+    with pytest.raises(InputError, match="1 feature row holds NaN or infinity"):
+        evaluate(model, data)
+
+
 @pytest.mark.parametrize("data", [tiny_images, tiny_features])
 def test_principal_components_travel_with_the_model(data, tmp_path):
     dataset = data()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sourceward.adapters import Adapted
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.errors import unknown_name
+from sourceward.errors import InputError, unknown_name
 from sourceward.functional.paired import interval, paired_draws
 from sourceward.inputs import encode, extract_features, prepare_samples
 from sourceward.model.model import Model
@@ -105,7 +105,12 @@ def _interval(draws: np.ndarray) -> dict[str, float]:
 def _domains(dataset: DomainDataset, target: str | Sequence[str], model: Model) -> DomainDataset:
     named = (target,) if isinstance(target, str) else tuple(target)
     unseen = [name for name in dataset.domain_names if name not in model.sources]
-    return dataset.of_domains(named or unseen or dataset.domain_names)
+    chosen = dataset.of_domains(named or unseen or dataset.domain_names)
+    lost = int((~np.isfinite(chosen.items).all(1)).sum()) if chosen.kind == "features" else 0
+    if lost:
+        rows = "row holds" if lost == 1 else "rows hold"
+        raise InputError(f"{lost:,} feature {rows} NaN or infinity. Remove or recompute them.")
+    return chosen
 
 
 def _labels(dataset: DomainDataset, model: Model) -> np.ndarray:
