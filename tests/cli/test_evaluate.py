@@ -7,7 +7,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sourceward.cli.evaluate import evaluate, render, verdict
-from tests.tiny_runs import image_folder
+from sourceward.errors import InputError
+from tests.tiny_runs import NAMED, image_folder, text_table
 
 
 @pytest.fixture
@@ -31,6 +32,13 @@ def test_both_ways_each_source_and_an_interval(run, tiny_run, tmp_path):
     assert list(named["domains"]) == ["a", "c"]
     still = json.loads(run(tiny_run, root, "--num-steps", "0", "--json").stdout)
     assert still["mean"]["gain"] == 0
+
+
+def test_data_of_another_kind_is_told_before_its_classes(run, tiny_run, tmp_path):
+    table = text_table(tmp_path / "texts.csv")
+    result = run(tiny_run, table, *[word for name in NAMED for word in ("--option", name)])
+    assert isinstance(result.exception, InputError)
+    assert str(result.exception) == "This model reads images, but the data holds texts."
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from sourceward.functional.paired import interval, paired_draws
 from sourceward.inputs import encode, extract_features, prepare_samples
 from sourceward.model.model import Model
 
+_PLURAL = {"image": "images", "text": "texts", "features": "features"}
+
 
 def evaluate(
     model: Model,
@@ -37,7 +39,12 @@ def evaluate(
     Returns:
         {"domains": {name: scores}, "mean": scores}; accuracies are shares of 1.
     """
-    dataset = _domains(open_dataset(data), target, model)
+    dataset = open_dataset(data)
+    if dataset.kind != model.kind:
+        raise InputError(
+            f"This model reads {_PLURAL[model.kind]}, but the data holds {_PLURAL[dataset.kind]}."
+        )
+    dataset = _domains(dataset, target, model)
     labels = _labels(dataset, model)
     features = dataset_features(model, dataset, progress)
     random = np.random.default_rng(0)
