@@ -105,6 +105,14 @@ def test_features(run, tmp_path):
     assert len(rows(tmp_path / "p.csv")) == 3
     assert run(tmp_path / "run", "no.npy", tmp_path / "x.npy", "--out", tmp_path / "p.csv").exit_code == 0
     assert [row["reason"] for row in rows(tmp_path / "p.csv")] == ["no such file", "", "", ""]
+    (tmp_path / "photo.jpg").write_bytes(b"no array")
+    np.save(tmp_path / "words.npy", np.array([["a", "b"]]))
+    np.savez(tmp_path / "other.npz", rows=data.items[:3])
+    for name in ("photo.jpg", "words.npy", "other.npz"):
+        result = run(tmp_path / "run", tmp_path / name, "--out", tmp_path / "p.csv")
+        assert isinstance(result.exception, InputError)
+        assert f"This model reads features, but '{tmp_path / name}' is no readable" in str(result.exception)
+        assert "unsafe" not in str(result.exception)
 
 
 def test_nothing_half_written(run, tiny_run, images, tmp_path, monkeypatch):

@@ -82,6 +82,7 @@ def test_numbers_that_are_not_finite_are_reported(tmp_path):
     [
         ({"label": None}, "has no 'label': expected `features`"),
         ({"features": np.ones((12, 2, 2))}, r"shape \(N, D\), but got float64 of shape \(12, 2, 2\)"),
+        ({"features": np.ones((0, 64))}, r"has no rows: its shape is \(0, 64\)"),
         ({"label": np.arange(5)}, r"`label` .* to have shape \(12,\)"),
         ({"label": np.arange(12)}, "from 0 to 1 or from 1 to 2, but got 0 to 11"),
         ({"held_out": np.array("q")}, "Unknown domain 'q'"),
@@ -91,6 +92,13 @@ def test_numbers_that_are_not_finite_are_reported(tmp_path):
 def test_arrays_that_do_not_fit(tmp_path, changes, message):
     with pytest.raises(InputError, match=message):
         open_dataset(save(tmp_path / "b.npz", **changes))
+
+
+def test_a_file_of_another_kind(tmp_path):
+    (tmp_path / "b.npz").write_bytes(b"no arrays at all")
+    with pytest.raises(InputError, match="cannot be read as an") as raised:
+        open_dataset(tmp_path / "b.npz")
+    assert "unsafe" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["b.npz", "b.safetensors"])

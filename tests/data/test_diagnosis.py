@@ -26,6 +26,8 @@ def test_torn_and_empty_files_are_refused(folder, put, image_bytes):
         ("2 files cannot be read, first 'photo/cat/empty.png'.", "Replace or remove them.")
     ]
     assert len(doctor(folder, quick=True).broken) == 1
+    put("root/photo/cat/junk.png", b"no image")
+    assert [p.message for p in doctor(folder).broken if "junk" in p.where] == ["cannot identify image file"]
 
 
 def test_duplicates_across_domains_only(folder, put):

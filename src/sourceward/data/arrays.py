@@ -61,6 +61,8 @@ def read_features(path: str | Path) -> DomainDataset:
 
 
 def _matrix(features: np.ndarray, path: str | Path) -> np.ndarray:
+    if features.ndim == 2 and not len(features):
+        raise InputError(f"`features` in '{path}' has no rows: its shape is {features.shape}.")
     if features.ndim != 2 or not np.issubdtype(features.dtype, np.number) or not features.size:
         raise InputError(
             f"Expected `features` in '{path}' to be numbers of shape (N, D), but got {features.dtype} "
@@ -86,9 +88,11 @@ def _load_npz(path: str | Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
-    except Exception as error:  # zipfile, zlib and numpy each have their own way to say "cut in half"
+    except PermissionError:
+        raise
+    except Exception:  # zipfile, zlib and numpy each have their own way to say "cut in half"
         raise InputError(
-            f"'{path}' cannot be read as an .npz of plain arrays ({error}). Expected {LAYOUT}; "
+            f"'{path}' cannot be read as an .npz of plain arrays. Expected {LAYOUT}; "
             "text must be stored as dtype 'U', not as Python objects."
         ) from None
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -193,7 +194,19 @@ def try_decode(item: object, shape: Geometry) -> np.ndarray | str:
     try:
         return decode_image(item.read(), shape)  # type: ignore[attr-defined]
     except Exception as error:  # every format of PIL has its own exceptions for broken files
-        return str(error).splitlines()[0] if str(error) else type(error).__name__
+        return reason_of(error)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read, for a person: one line, no addresses of objects.
+
+    >>> reason_of(OSError("cannot identify image file <_io.BytesIO object at 0x7f5>"))
+    'cannot identify image file'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return re.sub(r" ?<\S+ object at 0x[0-9a-fA-F]+>", "", line)
 
 
 def map_threads(work: Callable, rows: Iterable[int], workers: int | None) -> Iterable:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from sourceward.data.dataset import DomainDataset, Problem
-from sourceward.data.decode import Progress, map_threads
+from sourceward.data.decode import Progress, map_threads, reason_of
 from sourceward.data.open import open_dataset
 from sourceward.data.tree import read_tree
 from sourceward.errors import InputError
@@ -159,7 +159,7 @@ def _look_at_image(item: Any, quick: bool) -> Findings:
                 image.load()
         return Findings(digest, size)
     except Exception as error:  # every format of PIL has its own exceptions for broken files
-        return Findings(digest, size, str(error).splitlines()[0] if str(error) else type(error).__name__)
+        return Findings(digest, size, reason_of(error))
 
 
 def _digest(data: bytes) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from sourceward.data.decode import Geometry, decode_image, map_threads
+from sourceward.data.decode import Geometry, decode_image, map_threads, reason_of
 from sourceward.data.table import find_column, separator_of
 from sourceward.errors import InputError
 from sourceward.inputs import image_geometry
@@ -182,10 +182,13 @@ def _matrix(path: Path) -> Iterator[Input]:
     try:
         loaded = np.load(path, allow_pickle=False)
         rows = loaded["features"] if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
-    except Exception as error:  # zipfile, zlib and numpy each have their own way to say "no array"
-        raise InputError(f"Expected features in '{path}' (.npy, or .npz with `features`): {error}.") from None
-    for number, row in enumerate(np.atleast_2d(rows)):
-        yield Input(f"{path}:{number}", row.astype(np.float32))
+        rows = np.atleast_2d(rows).astype(np.float32)
+    except Exception:  # zipfile, zlib and numpy each have their own way to say "no array"
+        raise InputError(
+            f"This model reads features, but '{path}' is no readable .npy of numbers or .npz with `features`."
+        ) from None
+    for number, row in enumerate(rows):
+        yield Input(f"{path}:{number}", row)
 
 
 def _read(model: Model, chunk: list[Input]) -> Iterator[Any]:
@@ -211,8 +214,7 @@ def _decode(sample: Input, shape: Geometry) -> np.ndarray | Failure:
     try:
         return decode_image(sample.value.read_bytes(), shape)
     except Exception as error:  # every format of PIL has its own exceptions for broken files
-        reason = "the file is empty" if _is_empty(sample.value) else str(error).splitlines()[0]
-        return Failure(sample.name, reason.replace(" <_io.BytesIO object", "").split(" at 0x")[0])
+        return Failure(sample.name, "the file is empty" if _is_empty(sample.value) else reason_of(error))
 
 
 def _is_empty(path: Path) -> bool:
