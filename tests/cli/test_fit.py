@@ -125,6 +125,13 @@ def test_bad_input_is_one_line_and_exit_code_two(run, bank, tmp_path):
         assert not (tmp_path / "run").exists()
 
 
+def test_a_run_is_a_folder(run, bank):
+    for out in (bank, bank / "run"):
+        code, _, err = run("fit", bank, "--out", out, "--target", "c", "--device", "cpu")
+        assert code == 2
+        assert err.endswith(f"'{bank}' is a file. Name an empty or new folder for the run.\n")
+
+
 def test_one_huge_value_is_refused(run, bank, tmp_path):
     arrays = dict(np.load(bank))
     arrays["features"][0, 0] = 1e30

@@ -240,6 +240,11 @@ def test_full_disk_is_one_sentence_and_leaves_no_model(tmp_path, monkeypatch):
         ({"settings": {"finetune.max_iter": 0}}, "`finetune.max_iter` to be 1 or more"),
         ({"settings": {"finetune.average": 1.5}}, "`finetune.average` to be in"),
         ({"settings": {"heads_device": "moon"}}, "moon"),
+        ({"settings": {"image_size": -5}}, "`image_size` to be 1 or more, but got -5"),
+        ({"settings": {"image_size": 0}}, "`image_size` to be 1 or more, but got 0"),
+        ({"settings": {"max_length": 0}}, "`max_length` to be 1 or more, but got 0"),
+        ({"seed": -1}, "`seed` to be 0 or more"),
+        ({"seed": 2**32}, "`seed` to be 0 or more and below"),
         ({"settings": {"heads_device": "cpu", "recipe": "joint"}}, "`heads_device` belongs to"),
     ],
 )

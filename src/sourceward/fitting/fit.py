@@ -89,6 +89,8 @@ def fit(
         tensorboard: write metrics for TensorBoard, too.
         progress: show bars; when standard error is a terminal if None.
     """
+    if not 0 <= seed < 2**32:
+        raise InputError(f"Expected `seed` to be 0 or more and below 2^32, but got {seed}.")
     processes, place = join_processes(device)
     sources = _sources(open_dataset(data), target, allow_missing)
     chosen = PRESETS[preset] if preset is not None else None

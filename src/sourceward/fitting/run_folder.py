@@ -34,6 +34,9 @@ class RunFolder:
 
     def open(self) -> bool:
         """Whether the run has finished; what lies here of another run is refused."""
+        for place in (self.path, *self.path.parents):
+            if place.is_file():
+                raise InputError(f"'{place}' is a file. Name an empty or new folder for the run.")
         file = self.path / "run.json"
         if not file.exists():
             others = [p.name for p in self.path.iterdir()] if self.path.is_dir() else []

@@ -71,6 +71,8 @@ _USED = (
 )
 """Settings beside those of the estimator that a two-stage fit looks at."""
 
+_COUNTS = ("evaluate_every", "checkpoint_every", "components", "leap_steps", "image_size", "max_length")
+
 
 @dataclass(frozen=True)
 class FitSettings:
@@ -173,7 +175,7 @@ class FitSettings:
             raise InputError(
                 f"Expected `validation_fraction` to be between 0 and 1, but got {self.validation_fraction}."
             )
-        for name in ("evaluate_every", "checkpoint_every", "components", "leap_steps"):
+        for name in _COUNTS:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"Expected `{name}` to be 1 or more, but got {getattr(self, name)}.")
 
