@@ -153,6 +153,44 @@ def test_images_are_corrupted_and_walked(tmp_path):
     assert [figure["file"] for figure in results["figures"]] == ["map-images-c.svg"]
 
 
+def test_a_folder_keeps_one_experiment_of_one_configuration(tmp_path):
+    """Figures of two would lie side by side; the same again, or more targets, is welcome."""
+    asked = context(feature_file(tmp_path / "f.npz"), tmp_path / "out", targets=("a",))
+    reproduce("per-source", asked)
+    models = {file: file.stat().st_mtime_ns for file in (asked.out / "runs").rglob("*.safetensors")}
+    before = (asked.out / "results.json").read_bytes()
+    other = replace(asked.training, settings=QUICK | {"max_iter": 16})
+    for name, changes, says in (
+        ("steps", {}, 'experiment was "per-source", now "steps"'),
+        ("per-source", {"training": other}, "settings.settings.max_iter was 15, now 16"),
+        ("per-source", {"num_steps": 3}, "settings.num_steps was 2, now 3"),
+        ("per-source", {"targets": ("b",)}, "targets was"),
+        ("per-source", {"seeds": (1,)}, "seeds was"),
+        ("per-source", {"data": (feature_file(tmp_path / "g.npz", rows=24),)}, "data.f was"),
+    ):
+        with pytest.raises(InputError, match=f"holds results of another configuration: .*{says}"):
+            reproduce(name, replace(asked, **changes))
+    assert (asked.out / "results.json").read_bytes() == before
+    reproduce("per-source", asked)
+    reproduce("per-source", replace(asked, targets=("a", "b")))
+    assert {file: file.stat().st_mtime_ns for file in models} == models, "models are not trained again"
+
+
+def test_steps_below_zero_are_refused_before_the_work(tmp_path):
+    with pytest.raises(InputError, match="`num_steps` to be 0 or more, but got -4"):
+        reproduce("steps", context(feature_file(tmp_path / "f.npz"), tmp_path / "out", num_steps=-4))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_comparison_of_nothing_says_why_once(tmp_path):
+    folder = str(image_folder(tmp_path / "images"))
+    training = Training({}, "cpu", backbone="tiny:conv", weights=str(tmp_path / "no.safetensors"))
+    with pytest.raises(InputError, match="No row of the comparison could be made") as error:
+        reproduce("comparison", context(folder, tmp_path / "out", targets=("c",), training=training))
+    assert str(error.value).count("no.safetensors") == 1
+    assert not list((tmp_path / "out").rglob("*.json"))
+
+
 def test_on_real_features(shared, tmp_path):
     """Frozen features of PACS: the energies fall, and a walk of a few steps does not hurt on photos."""
     file = shared / "data" / "banks" / "pacs_mobilenetv2_frozen_without_photo.npz"

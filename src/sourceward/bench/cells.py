@@ -67,10 +67,15 @@ class Folder:
             before = json.loads(file.read_text())
         except ValueError:
             raise InputError(f"'{file}' is damaged. Remove '{self.path}' to start anew.") from None
-        found = list(differences(before, self.configuration))
-        if found:
-            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-            raise InputError(
-                f"'{self.path}' holds results of another configuration: {'; '.join(found[:3])}{more}. "
-                "Name another folder, or remove this one."
-            )
+        refuse_other(self.path, before, self.configuration)
+
+
+def refuse_other(path: Path, before: Any, now: Any) -> None:
+    """Refuse the folder of another configuration, the difference shown."""
+    found = list(differences(before, now))
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise InputError(
+            f"'{path}' holds results of another configuration: {'; '.join(found[:3])}{more}. "
+            "Name another folder, or remove this one."
+        )

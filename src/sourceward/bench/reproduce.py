@@ -5,8 +5,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sourceward.bench.cells import refuse_other
 from sourceward.bench.experiments import EXPERIMENTS, Context, Outcome
 from sourceward.bench.provenance import versions
+from sourceward.errors import InputError
 from sourceward.storage import open_folder, write_whole
 
 
@@ -15,6 +17,10 @@ def reproduce(name: str, context: Context, command: str = "") -> dict[str, Any]:
     from sourceward.report import figures
 
     experiment = EXPERIMENTS[name]
+    if context.num_steps < 0:
+        raise InputError(f"Expected `num_steps` to be 0 or more, but got {context.num_steps}.")
+    configuration = _configuration(name, context)
+    _check_folder(context.out, configuration)
     open_folder(context.out)
     outcome: Outcome = experiment.run(context)
     drawn = []
@@ -22,18 +28,9 @@ def reproduce(name: str, context: Context, command: str = "") -> dict[str, Any]:
         file = "".join(c if c.isalnum() or c in "-_" else "_" for c in drawing.name)
         figures.save_figure(drawing.draw, drawing.size, context.out / file)
         drawn.append({"file": f"{file}.svg", "caption": drawing.caption})
-    results = {
-        "kind": "experiment",
-        "experiment": name,
+    results = configuration | {
         "about": experiment.about,
         "command": command,
-        "seeds": list(context.seeds),
-        "settings": asdict(context.training)
-        | {
-            "weights": _name(context.training.weights),
-            "num_steps": context.num_steps,
-            "small": context.small,
-        },
         "versions": versions(),
         "tables": [asdict(table) for table in outcome.tables],
         "figures": drawn,
@@ -42,6 +39,41 @@ def reproduce(name: str, context: Context, command: str = "") -> dict[str, Any]:
     }
     write_whole(context.out / "results.json", json.dumps(results, indent=1, default=str) + "\n")
     return results
+
+
+def _configuration(name: str, context: Context) -> dict[str, Any]:
+    """What a folder's tables and figures are of."""
+    given = {
+        "weights": _name(context.training.weights),
+        "num_steps": context.num_steps,
+        "small": context.small,
+    }
+    return {
+        "kind": "experiment",
+        "experiment": name,
+        "data": {named: dataset.fingerprint() for named, dataset in context.datasets()},
+        "targets": list(context.targets),
+        "seeds": list(context.seeds),
+        "settings": asdict(context.training) | given,
+    }
+
+
+def _check_folder(path: Path, configuration: dict[str, Any]) -> None:
+    """Refuse the folder of another experiment or configuration: its figures would stay beside the new ones.
+    Targets and seeds may grow."""
+    file = path / "results.json"
+    if not file.exists():
+        return
+    now = json.loads(json.dumps(configuration, default=str))
+    try:
+        unsaid = {"data": now["data"], "targets": now["targets"]}  # by earlier versions
+        before = unsaid | json.loads(file.read_text())
+    except (ValueError, TypeError):
+        raise InputError(f"'{file}' is damaged. Remove '{path}' to start anew.") from None
+    for key in ("targets", "seeds"):  # no targets are all of them
+        if not now[key] or (before.get(key) and set(before[key]) <= set(now[key])):
+            before[key] = now[key]
+    refuse_other(path, {key: before.get(key) for key in now}, now)
 
 
 def _name(path: str | None) -> str | None:

@@ -7,6 +7,7 @@ from sourceward.bench.experiments.base import Context, Drawing, Outcome, experim
 from sourceward.bench.experiments.scores import _gain, _quoted, _spread, _target
 from sourceward.bench.protocol import Plan, bench
 from sourceward.bench.specs import CONTROLS, parse_specs
+from sourceward.errors import InputError
 from sourceward.report.page import Table
 
 
@@ -23,6 +24,10 @@ def comparison(context: Context) -> Outcome:
     )
     results = bench(plan, context.out / "bench")
     rows = results["table"]
+    if not rows:
+        (context.out / "bench" / "bench.json").unlink()  # nothing is there that another command could spoil
+        reasons = dict.fromkeys(cell["reason"] for cell in results["failed"])
+        raise InputError(f"No row of the comparison could be made: {' '.join(reasons)}")
     places = list(dict.fromkeys(place for row in rows for place in row["targets"]))
     cells = [
         [
@@ -41,13 +46,20 @@ def comparison(context: Context) -> Outcome:
         cells += [[*_quoted(row, places), row.note] for row in published]
     unique = len({_target(place) for place in places}) == len(places)
     header = ["accuracy, %", *(_target(p) if unique else p for p in places), "mean", "difference", "asks for"]
-    missing = sorted({f"{c['adapter']}: {c['reason']}" for c in results["failed"]})
     return Outcome(
         [Table(header, cells, results["plus_minus"], groups=groups)],
         [_figure(rows)],
         {"table": rows, "failed": results["failed"]},
-        [f"Not in the table: {text}" for text in missing],
+        [f"Not in the table: {text}" for text in _missing(results["failed"])],
     )
+
+
+def _missing(failed: list[dict[str, Any]]) -> list[str]:
+    """Every reason once, after those that it kept out."""
+    reasons: dict[str, dict[str, None]] = {}
+    for cell in sorted(failed, key=lambda cell: (cell["adapter"], cell["reason"])):
+        reasons.setdefault(cell["reason"], {})[cell["adapter"]] = None
+    return [f"{', '.join(adapters)}: {reason}" for reason, adapters in reasons.items()]
 
 
 def _asks(row: dict[str, Any]) -> str:
