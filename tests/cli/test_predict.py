@@ -6,9 +6,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from sourceward.adapters.base import ADAPTED, STATUS_TEXT
 from sourceward.cli.predict import predict
 from sourceward.errors import InputError
 from sourceward.model import load
+from sourceward.model.predicting import UNREADABLE
 from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_texts
 
 
@@ -131,6 +133,12 @@ def test_nothing_half_written(run, tiny_run, images, tmp_path, monkeypatch):
     monkeypatch.setattr("sourceward.model.predicting._answers", lambda *_: 1 / 0)
     run(tiny_run, images / "c", "--out", out)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "notes.txt"]
+
+
+def test_help_explains_every_status(run):
+    lines = [line.strip() for line in run("--help").output.splitlines()]
+    for status in (*STATUS_TEXT.keys() - {ADAPTED}, UNREADABLE):  # no run of `fit` changes its weights
+        assert any(line.startswith(f"{status}: ") for line in lines), status
 
 
 @pytest.mark.parametrize("steps", [0, 3])

@@ -31,6 +31,14 @@ def predict(
 
     An input that cannot be read gets a row that says so, and the rest go on. Of a table, `--option text=NAME`
     (or image=NAME) is `--column NAME`, so that the options of `fit` may be given again.
+
+    The status of a row:
+
+    moved: at least one source moved the sample.
+    kept_gate: no step was asked for, as on every row where adaptation is off.
+    kept_energy_not_lower: no source found a lower energy; not moved.
+    nonfinite: the walk left the finite numbers; the unadapted answer.
+    unreadable: no answer; `reason` says why.
     """
     from sourceward.model import load
     from sourceward.model.predicting import predict_files
