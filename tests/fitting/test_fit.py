@@ -1,6 +1,7 @@
 """From a dataset to a model folder: what it tells, what survives a kill, what is refused."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from sourceward.data import open_dataset
 from sourceward.errors import InputError, TrainingError
 from sourceward.fitting.finetune import FineTuner
 from sourceward.fitting.fit import arrange, fit
+from sourceward.fitting.joint import Run
 from sourceward.inputs import extract_features, tensor_hash
 from sourceward.model import load
 from sourceward.train import Trainer
@@ -202,6 +204,16 @@ def test_damaged_checkpoint(tmp_path, monkeypatch):
     checkpoint.write_bytes(checkpoint.read_bytes()[: checkpoint.stat().st_size // 2])
     with pytest.raises(InputError, match="damaged"):
         fit_tiny(tiny_features(), tmp_path / "run")
+
+
+def test_seconds_count_features_and_tuning_too(tmp_path, monkeypatch):
+    def slow(work):
+        return lambda *arguments: (time.sleep(0.2), work(*arguments))[1]
+
+    monkeypatch.setitem(fit.__globals__, "extract_features", slow(extract_features))
+    monkeypatch.setattr(Run, "_tuned", slow(Run._tuned))
+    info = fit_tiny(tiny_images(), tmp_path / "run", freeze=True).info
+    assert info["metrics"]["seconds"] >= 0.4 + sum(cost["seconds"] for cost in info["cost"].values()) - 0.02
 
 
 def test_full_disk_is_one_sentence_and_leaves_no_model(tmp_path, monkeypatch):

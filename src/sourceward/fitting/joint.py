@@ -51,13 +51,14 @@ class Run(Stage):
             network.load_state_dict(self.best)
             self._complete(network)
         cost = self.meter.read()
-        info["metrics"] = self.best_scores | {"last_iteration": learner.iteration, "seconds": cost["seconds"]}
+        info["metrics"] = self.best_scores | {"last_iteration": learner.iteration}
         info["cost"] = {self.name: cost | {"per_second": self.speed.steady()}}
         network.eval().requires_grad_(False)
         data = task.dataset
         adapt, promise = self._tuned()
         if adapt != self.settings.adapt().untaught():
             info["metrics"] |= self._scores(network, adapt)
+        info["metrics"]["seconds"] = self.job.seconds()
         network.backbone = network.backbone or task.still  # not before: the samples are its features already
         network.eval().requires_grad_(False).to(task.labels.device)
         info["promise"] = None if promise is None else promise.to_dict()

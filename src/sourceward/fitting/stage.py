@@ -1,6 +1,7 @@
 """One training of a run: the loop, the looks at source validation, and what survives a kill."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ class Job:
     progress: bool | None = None
     board: Any = None
     """TensorBoard's writer."""
+    started: float = field(default_factory=time.monotonic)
+
+    def seconds(self) -> float:
+        """Since the run was started or taken up again, preparations and all."""
+        return round(time.monotonic() - self.started, 2)
 
     def record(self, stage: str, iteration: int, line: dict[str, Any]) -> None:
         """Write down a `loss` or a `validation`."""
