@@ -8,6 +8,7 @@ import pytest
 
 from sourceward import fit, open_dataset
 from sourceward.cli import main
+from tests.bench.test_protocol import feature_file
 from tests.tiny_runs import NAMED, TINY, fit_tiny, text_table, tiny_texts
 
 FLAGS = [part for text in NAMED for part in ("--option", text)]
@@ -125,6 +126,22 @@ def test_the_message_names_the_flag_and_the_flag_is_taken(command, run, tmp_path
 )
 def test_what_many_trainings_set_themselves_is_refused(command, typed, message, run, tmp_path):
     code, out, err = run(*command, tmp_path / "f.npz", "--out", tmp_path / "out", *typed)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert message in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (("--steps", "-1"), "Expected numbers of 0 or more in --steps, but got '-1'"),
+        (("--adapters", "tent_features:batch_size=0"), "`batch_size` to be 1 or more, but got 0"),
+        (("--adapters", "ebtsa:step_size=-1"), "`step_size` to be 0 or more, but got -1"),
+        (("--adapters", "ebtsa:accept=metropolis"), "needs the sampler 'textbook'"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_training(typed, message, run, tmp_path):
+    code, out, err = run("bench", feature_file(tmp_path / "f.npz"), "--out", tmp_path / "out", *typed)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert message in err
     assert not (tmp_path / "out").exists()

@@ -28,6 +28,9 @@ def test_an_experiment_and_its_page(tmp_path):
     assert "sourceward reproduce aggregation" in html
     assert "ORACLE: best source" in html
     assert "http" not in html
+    page = tmp_path / "deep" / "er" / "r.html"
+    done = sourceward("report", str(out), "--out", str(page))
+    assert (done.returncode, page.read_text()) == (0, html), done.stderr
 
 
 def test_unknown_experiments_get_the_nearest_names(tmp_path):

@@ -17,7 +17,7 @@ from sourceward.bench.engines import ENGINES, run_jobs
 from sourceward.bench.jobs import CONTROLS, Job, failed_cells, run_job
 from sourceward.bench.provenance import versions
 from sourceward.bench.selection import SELECTIONS
-from sourceward.bench.specs import Spec, needs_tuning
+from sourceward.bench.specs import OURS, Spec, needs_tuning
 from sourceward.bench.summary import summarize
 from sourceward.bench.training import Training
 from sourceward.data import DomainDataset, open_dataset
@@ -75,7 +75,8 @@ def bench(
     plan = replace(plan, training=training)
     datasets = [open_dataset(data, **dict(plan.options)) for data in plan.data]
     for dataset in datasets:
-        training.check(dataset.kind)
+        for own in ({}, *(spec.own for spec in plan.specs if spec.name == OURS)):
+            replace(training, settings=training.settings | own).check(dataset.kind)
     jobs = [
         job for data, dataset in zip(plan.data, datasets) for job in _jobs(plan, data, dataset, Path(out))
     ]

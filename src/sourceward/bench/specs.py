@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sourceward.adapters import ADAPTERS
+from sourceward.adapters import ADAPTERS, create_adapter
 from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
 from sourceward.fitting.settings import parse_assignments
@@ -122,6 +122,9 @@ def _check(name: str, options: dict[str, Any]) -> None:
             raise unknown_name(f"option of adapter {name!r},", option, known)
         if option == "num_steps" and not (value == AUTO or (isinstance(value, int) and value >= 0)):
             raise InputError(f"Expected `num_steps` to be 0 or more, but got {value!r}.")
+    own = {option: value for option, value in options.items() if option != ROWS}
+    if own and "settings" not in inspect.signature(ADAPTERS[name]).parameters:
+        create_adapter(name, **own)  # it refuses a wrong value: before the training, not after it
 
 
 def adapter_options(name: str) -> list[str]:

@@ -42,6 +42,7 @@ def bench_speed(out: Path, device: str, json: bool, quick: bool, only: str = "")
         typer.echo(jsonlib.dumps(results))
     for table in tables(results):
         wide_console(stderr=json).print(table)
+    typer.echo(f"The numbers are in {file}.", err=json)
 
 
 def tables(results: dict[str, Any]) -> list[Table]:

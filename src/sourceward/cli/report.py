@@ -20,15 +20,17 @@ def report(
     from sourceward.report.document import document
     from sourceward.report.page import render
     from sourceward.report.results import report_page
-    from sourceward.storage import write_whole
+    from sourceward.storage import open_folder, write_whole
 
     if markdown:
-        page_file = out or folder / "results.md"
-        write_whole(page_file, document(folder))
+        page_file, text = out or folder / "results.md", document(folder)
+        open_folder(page_file.parent)
+        write_whole(page_file, text)
         typer.echo(f"Read {page_file}")
         return
     target = out or folder / "report.html"
     page = report_page(folder, adapter)
+    open_folder(target.parent)
     write_whole(target, render(page))
     typer.echo(page.headline)
     typer.echo(f"Open {target}")
