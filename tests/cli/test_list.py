@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from sourceward.adapters import list_adapters
 from sourceward.bench.experiments import list_experiments
+from sourceward.bench.specs import CONTROLS
 from sourceward.cli.list import LISTS
 from sourceward.cli.list import list as command
 from sourceward.data import list_datasets
@@ -14,7 +15,7 @@ from sourceward.fitting import list_presets
 
 EXPECTED = {
     "datasets": lambda: [entry.name for entry in list_datasets()],
-    "adapters": list_adapters,
+    "adapters": lambda: [*list_adapters(), *CONTROLS],
     "presets": list_presets,
     "backbones": lambda: ["tiny:conv", "tiny:text"],
     "experiments": lambda: [entry.name for entry in list_experiments()],
@@ -45,6 +46,24 @@ def test_a_filter_and_a_wrong_name(run):
     result = run("dataset")
     assert isinstance(result.exception, InputError)
     assert "Did you mean 'datasets'" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"), [("adapters", "Did you mean 't3a'"), ("backbones", "No backbone matches 't3aa'")]
+)
+def test_a_filter_that_matches_nothing(run, what, says):
+    result = run(what, "t3aa")
+    assert isinstance(result.exception, InputError)
+    assert says in str(result.exception)
+    assert not result.stdout
+
+
+def test_original_resnets_are_named(run):
+    from sourceward.nn.backbones import create_backbone
+
+    entries = json.loads(run("backbones", "torchvision:resnet*-v1", "--json").stdout)
+    assert [entry["name"] for entry in entries] == [f"torchvision:resnet{d}-v1" for d in (50, 101, 152)]
+    assert create_backbone(entries[0]["name"], weights=None).dim == 2048
 
 
 def test_adapters_show_what_they_ask_of_a_deployment(run):

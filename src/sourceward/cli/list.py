@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sourceward.cli.options import Json
-from sourceward.errors import unknown_name
+from sourceward.errors import InputError, unknown_name
 
 
 def list(
@@ -20,6 +20,8 @@ def list(
     if what not in LISTS:
         raise unknown_name("list", what, LISTS)
     entries = LISTS[what](filter)
+    if not entries:
+        raise _no_match(what, filter)
     if json:
         typer.echo(jsonlib.dumps(entries, indent=2))
         return
@@ -48,8 +50,20 @@ def _adapters(filter: str | None) -> Any:
     from sourceward.adapters import ADAPTERS, traits_table
 
     docs = {name: (ADAPTERS[name].__doc__ or "").strip().split("\n")[0] for name in ADAPTERS}
-    rows = [row for row in traits_table() if _matches(row["name"], filter)]
-    return [{**row, "about": docs[row["name"]]} for row in rows]
+    adapters = [{**row, "about": docs[row["name"]]} for row in traits_table()]
+    return [row for row in (*adapters, *_controls()) if _matches(row["name"], filter)]
+
+
+def _controls() -> Any:
+    """Of `bench` alone: classifiers trained anew on the same features, which answer sample by sample."""
+    from sourceward.bench.specs import LINEAR, SINGLE
+
+    about = {
+        LINEAR: "Control of `bench`: logistic regression on the same features.",
+        SINGLE: "Control of `bench`: a classifier generated for each sample (Xiao et al. 2022).",
+    }
+    alone = {"changes_weights": False, "keeps_state": False, "needs_batch": False, "reads": "features"}
+    return [{"name": name, **alone, "about": text} for name, text in about.items()]
 
 
 def _print_traits(console: Console, entries: Any) -> None:
@@ -65,8 +79,11 @@ def _print_traits(console: Console, entries: Any) -> None:
 
 def _backbones(filter: str | None) -> Any:
     from sourceward.nn.backbones import list_backbones
+    from sourceward.nn.backbones.resnet_v1 import SUFFIX
 
-    return [{"name": name} for name in list_backbones(filter)]
+    originals = [f"torchvision:resnet{depth}{SUFFIX}" for depth in (50, 101, 152)]
+    named = (*list_backbones(filter), *(name for name in originals if _matches(name, filter)))
+    return [{"name": name} for name in named]
 
 
 def _presets(filter: str | None) -> Any:
@@ -91,6 +108,13 @@ def _experiments(filter: str | None) -> Any:
         for entry in list_experiments()
         if _matches(entry.name, filter)
     ]
+
+
+def _no_match(what: str, filter: str | None) -> InputError:
+    """Near names where the list is short; there are thousands of backbones."""
+    if what == "backbones":
+        return InputError(f"No backbone matches {filter!r}. `sourceward list backbones` names all.")
+    return unknown_name(what.removesuffix("s"), filter, [entry["name"] for entry in LISTS[what](None)])
 
 
 def _set(settings: Any) -> dict[str, str]:
