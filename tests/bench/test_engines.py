@@ -36,6 +36,22 @@ def run_or_die_once(job):
     return run_job(job)
 
 
+def threads(job):
+    import torch
+
+    return torch.get_num_threads()
+
+
+def test_workers_take_no_more_threads_than_were_asked_for(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr("sourceward.bench.engines.available_cores", lambda: 16)
+    assert dict(run_jobs(threads, [1, 2], "local", 2)) == {0: 1, 1: 1}
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert dict(run_jobs(threads, [1, 2], "local", 2)) == {0: 8, 1: 8}
+
+
 def test_every_job_comes_back_with_its_number():
     assert dict(run_jobs(double, [1, 2, 3])) == {0: 2, 1: 4, 2: 6}
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from sourceward.data.decode import available_cores
 from sourceward.errors import InputError, unknown_name
 
 Outcome = tuple[int, Any]
@@ -43,7 +44,7 @@ def _processes(function: Callable[[Any], Any], jobs: Sequence[Any], workers: int
     from concurrent.futures import ProcessPoolExecutor, as_completed
 
     workers = min(workers, len(jobs))
-    threads = max(1, (os.cpu_count() or 1) // workers)
+    threads = _threads_each(workers)
     # Not forked: a child of a process whose threads hold locks may wait for them for ever.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _limit_threads, (threads,)) as pool:
@@ -51,6 +52,13 @@ def _processes(function: Callable[[Any], Any], jobs: Sequence[Any], workers: int
         for future in as_completed(numbers):
             error = future.exception()
             yield numbers[future], future.result() if error is None else error
+
+
+def _threads_each(workers: int) -> int:
+    """A worker's share of the cores, and never more threads than OMP_NUM_THREADS asks for."""
+    import torch
+
+    return max(1, min(torch.get_num_threads(), available_cores() // workers))
 
 
 def _limit_threads(threads: int) -> None:
