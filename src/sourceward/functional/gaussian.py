@@ -24,8 +24,16 @@ class Gaussian(NamedTuple):
 
     def gather(self, label: Tensor) -> "Gaussian":
         """Row `label[s, b]` of source s: (sources, classes, dim) -> (sources, batch, dim)."""
-        index = label.unsqueeze(-1).expand(*label.shape, self.mean.shape[-1])
-        return Gaussian(self.mean.gather(1, index), self.std.gather(1, index))
+        return Gaussian(_chosen(self.mean, label), _chosen(self.std, label))
+
+
+def _chosen(values: Tensor, label: Tensor) -> Tensor:
+    """On CUDA the gradient of `gather` adds up in any order, that of an index always in the same one; on a
+    CPU it is the other way round."""
+    if values.is_cuda:
+        source = torch.arange(len(values), device=values.device).unsqueeze(1)
+        return values[source, label]
+    return values.gather(1, label.unsqueeze(-1).expand(*label.shape, values.shape[-1]))
 
 
 def kl_divergence(q: Gaussian, p: Gaussian) -> Tensor:
