@@ -62,6 +62,18 @@ def test_processes_share_the_work_and_a_lost_one_is_reported():
     assert isinstance(outcomes[2], Exception)
 
 
+def die_at_zero(number):
+    if number == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * number
+
+
+def test_a_worker_that_dies_takes_no_other_job_along():
+    outcomes = dict(run_jobs(die_at_zero, [1, 0, 2, 3, 4], "local", 2))
+    assert isinstance(outcomes.pop(1), Exception)
+    assert outcomes == {0: 2, 2: 4, 3: 6, 4: 8}
+
+
 def test_bad_input():
     with pytest.raises(InputError, match="Did you mean 'ray'"):
         list(run_jobs(double, [1], "rya"))

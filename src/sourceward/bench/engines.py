@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sourceward.data.decode import available_cores
@@ -40,15 +40,36 @@ def run_jobs(
 
 
 def _processes(function: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Iterator[Outcome]:
+    """A worker that dies takes its pool along. The jobs that were lost go on in a pool of one, where the
+    first that is lost again is to blame; the rest share the cores as before."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    rest, share = dict(enumerate(jobs)), min(workers, len(jobs))
+    while rest:
+        lost = {}
+        for number, outcome in _pool(function, rest, share):
+            if isinstance(outcome, BrokenProcessPool):
+                lost[number] = outcome
+            else:
+                yield number, outcome
+        if lost and share == 1:
+            first = min(lost)
+            yield first, lost.pop(first)
+            share = min(workers, len(lost))
+        else:
+            share = 1
+        rest = {number: rest[number] for number in sorted(lost)}
+
+
+def _pool(function: Callable[[Any], Any], jobs: Mapping[int, Any], workers: int) -> Iterator[Outcome]:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
 
-    workers = min(workers, len(jobs))
     threads = _threads_each(workers)
     # Not forked: a child of a process whose threads hold locks may wait for them for ever.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _limit_threads, (threads,)) as pool:
-        numbers = {pool.submit(function, job): number for number, job in enumerate(jobs)}
+        numbers = {pool.submit(function, job): number for number, job in jobs.items()}
         for future in as_completed(numbers):
             error = future.exception()
             yield numbers[future], future.result() if error is None else error
