@@ -24,5 +24,6 @@ def ablation(context: Context) -> Outcome:
     )
     return Outcome(
         [scores.table("accuracy, %", against, context.published("ablation"), caption)],
+        [scores.drawing("ablation", against)],
         numbers={"rows": scores.numbers(against), "num_steps": context.num_steps},
     )

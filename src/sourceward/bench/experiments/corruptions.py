@@ -47,6 +47,7 @@ def corruptions(context: Context) -> Outcome:
     turned = [replace(row, mean=100 - row.mean, measure="accuracy %") for row in published]
     return Outcome(
         [scores.table("accuracy, %", against, turned, caption)],
+        [scores.drawing("corruptions", against)],
         numbers={"rows": scores.numbers(against)},
     )
 

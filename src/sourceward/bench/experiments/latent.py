@@ -47,6 +47,7 @@ def latent(context: Context) -> Outcome:
     )
     return Outcome(
         [scores.table("accuracy, %", against, context.published("latent"), caption)],
+        [scores.drawing("latent", against)],
         numbers={"rows": scores.numbers(against)},
     )
 

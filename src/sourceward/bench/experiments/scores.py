@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from sourceward.bench.experiments.base import Drawing
 from sourceward.bench.quoted import Quoted
 from sourceward.functional.paired import paired_interval
 from sourceward.report.page import Table
@@ -68,6 +69,26 @@ class Scores:
         unique = len({_target(place) for place in places}) == len(places)
         header = [first, *(_target(place) if unique else place for place in places), "mean", "difference"]
         return Table(header, rows, f"{caption} {said}".strip(), groups=groups)
+
+    def drawing(self, name: str, against: Mapping[str, str]) -> Drawing:
+        """A figure of the rows that a difference is taken of."""
+        from sourceward.report import figures
+
+        rows = {row: n for row, n in self.numbers(against).items() if "gain" in n}
+        low, gain, high = (
+            np.array([100 * n[key] for n in rows.values()]) for key in ("gain_low", "gain", "gain_high")
+        )
+        bases = dict.fromkeys(n["against"] for n in rows.values())
+        to = next(iter(bases)) if len(bases) == 1 else "the same without adaptation"
+
+        def draw(figure: Any) -> None:
+            figures.draw_gains(figure.subplots(), list(rows), gain, low, high, xlabel=f"points above {to}")
+
+        caption = (
+            f"Difference to {to}, mean over targets, with its 95 % interval. Blue: a clear gain. Orange: a "
+            "clear loss. Grey: the interval holds 0."
+        )
+        return Drawing(name, caption, (7.0, 0.9 + 0.35 * len(rows)), draw)
 
     def _row(self, row: str, baseline: str | None) -> dict[str, Any]:
         own = self.right[row]

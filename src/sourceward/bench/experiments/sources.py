@@ -94,5 +94,6 @@ def aggregation(context: Context) -> Outcome:
     )
     return Outcome(
         [scores.table("accuracy, %", against, context.published("aggregation"), caption)],
+        [scores.drawing("aggregation", against)],
         numbers={"rows": scores.numbers(against)},
     )
