@@ -83,6 +83,8 @@ def test_the_table_is_the_mean_of_the_cells(done):
         assert row["mean"] == pytest.approx(np.mean(by_seed))
         assert row["std"] == pytest.approx(np.std(by_seed, ddof=1))
         assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+        costs = [c["adapters"][row["adapter"]]["ms_per_sample"] for c in results["cells"]]
+        assert row["ms_per_sample"] == pytest.approx(np.median(costs))
     assert "over 2 seeds" in results["plus_minus"]
 
 

@@ -31,6 +31,8 @@ def test_results_are_written_with_their_command(file, tmp_path):
     assert results["command"].startswith("sourceward bench f.npz --out out --steps 0,2")
     assert {"versions", "settings", "cells", "table", "plus_minus"} < set(results)
     assert "linear control" in done.stdout
+    assert "asks for" in done.stdout
+    assert "ms a sample" in done.stdout
     assert "95 % paired bootstrap interval over samples" in " ".join(done.stdout.split())
 
 

@@ -146,7 +146,8 @@ def _row(
     means = np.array([np.mean([by_seed[seed] for by_seed in accuracy]) for seed in common] or [np.nan])
     low, high = paired_interval(changes)
     name, _, _ = key.partition(":")
-    first = next(iter(next(iter(places.values())).values()))
+    costs = [cell["numbers"].get("ms_per_sample") for by in places.values() for cell in by.values()]
+    costs = [ms for ms in costs if ms is not None]
     return {
         "adapter": key,
         "label": _label(key, plan),
@@ -158,7 +159,7 @@ def _row(
         "gain": float(np.mean([change.mean() for change in changes])),
         "gain_low": low,
         "gain_high": high,
-        "ms_per_sample": None if key in chosen else first["numbers"].get("ms_per_sample"),
+        "ms_per_sample": None if key in chosen or not costs else float(np.median(costs)),
         "targets": targets,
     }
 

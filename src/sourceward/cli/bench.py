@@ -113,6 +113,10 @@ def show(results: dict[str, Any], console: Console) -> None:
     for part in tables(results):
         console.print(part)
     console.print(results["plus_minus"], highlight=False)
+    console.print(
+        "Asks for: weights that change at test time, state kept from sample to sample, a batch at once.",
+        highlight=False,
+    )
     if results["selection"] == "oracle":
         console.print("ORACLE rows chose by the target's own labels: an upper bound, never a result.")
     for text in missing(results["failed"]):
@@ -134,7 +138,10 @@ def missing(failed: list[dict[str, Any]]) -> list[str]:
 
 
 def tables(results: dict[str, Any]) -> list[Table]:
-    """Accuracy on each target; then the mean of each contestant and its difference to no adaptation."""
+    """Accuracy on each target; then the mean of each contestant, its difference to no adaptation, and what
+    it costs."""
+    from sourceward.report.bench_sections import asks_for, cost
+
     rows = results["table"]
     places = list(dict.fromkeys(place for row in rows for place in row["targets"]))
     short = {place: place.split("/", 1)[1] for place in places}
@@ -144,14 +151,14 @@ def tables(results: dict[str, Any]) -> list[Table]:
         unique = list(short.values()).count(short[place]) == 1
         each.add_column(escape(short[place] if unique else place), justify="right")
     mean.add_column("adapter")
-    for name in ("accuracy", "difference (95 % interval)"):
+    for name in ("accuracy", "difference (95 % interval)", "asks for", "ms a sample"):
         mean.add_column(name, justify="right")
     for row in rows:
         style = "dim" if row["oracle"] else None
         cells = [f"{100 * row['targets'][p]['mean']:.1f}" if p in row["targets"] else "-" for p in places]
         each.add_row(escape(row["label"]), *cells, style=style)
         gap = "" if row["adapter"] == "none" else gain(row)
-        mean.add_row(escape(row["label"]), spread(row), gap, style=style)
+        mean.add_row(escape(row["label"]), spread(row), gap, asks_for(row), cost(row), style=style)
     return [each, mean]
 
 
