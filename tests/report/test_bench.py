@@ -77,6 +77,21 @@ def test_the_headline_says_when_no_answer_changes(results):
     assert "changes no answer: " in headline(subject)
 
 
+def test_a_part_of_the_samples_is_compared_with_the_same_part_alone(results, folder):
+    """`none` answered other samples too: its means, classes and confusion are not those of the part."""
+    row = next(row for row in results["table"] if row["adapter"] == "t3a")
+    row.update({"mean": 0.5, "gain": 0.125})
+    for target in row["targets"].values():
+        target.update({"mean": 0.5, "gain": 0.125})
+    for cell in results["cells"]:
+        cell["adapters"]["t3a"]["rows"] = 9
+    page = bench_page(results, folder, "t3a")
+    assert "37.5\u00a0% becomes 50.0\u00a0%" in page.headline
+    sections = {section.title: section for section in page.sections}
+    assert sections["On which targets?"].tables[0].rows[0][1] == "37.5"
+    assert not {"Which classes?", "What is taken for what?", "Can an answer be trusted?"} & set(sections)
+
+
 def test_the_subject_is_never_an_oracle(results):
     for row in results["table"]:
         row["oracle"] = row["adapter"].startswith("selected:")

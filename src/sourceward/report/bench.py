@@ -48,15 +48,16 @@ def bench_page(results: dict[str, Any], folder: Path, adapter: str | None = None
 
 def headline(subject: Subject) -> str:
     """Does it help, by how much, how sure."""
-    row, none = subject.row, subject.none
+    row = subject.row
     low, gain, high = (100 * row[key] for key in ("gain_low", "gain", "gain_high"))
     says = "helps" if low > 0 else "hurts" if high < 0 else "makes no clear difference"
     seeds = len({cell["seed"] for cell in subject.cells})
-    over = f"{len(row['targets'])} unseen domains, {seeds} seed{'s' if seeds > 1 else ''}"
+    domains = len(row["targets"])
+    over = f"{domains} unseen domain{'s' if domains > 1 else ''}, {seeds} seed{'s' if seeds > 1 else ''}"
     if not any(target["saved"] or target["lost"] for target in row["targets"].values()):
         return f"{subject.title} changes no answer: {100 * row['mean']:.1f} % with and without ({over})."
     return (
-        f"{subject.title} {says}: {100 * none['mean']:.1f} % becomes {100 * row['mean']:.1f} % "
+        f"{subject.title} {says}: {100 * row['mean'] - gain:.1f} % becomes {100 * row['mean']:.1f} % "
         f"({gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}; {over})."
     )
 

@@ -64,6 +64,8 @@ def targets(subject: Subject) -> Section:
             promises.setdefault(f"{cell['data']}/{cell['target']}", []).append(value)
     for place, numbers in subject.row["targets"].items():
         before = subject.none["targets"][place]
+        if subject.partial:  # no adaptation on the same samples
+            before = {"mean": numbers["mean"] - numbers["gain"], "std": None}
         seeds = max(sum(f"{c['data']}/{c['target']}" == place for c in subject.cells), 1)
         saved, lost = numbers["saved"] / seeds, numbers["lost"] / seeds
         row = [_short(place), spread(before), spread(numbers), gain(numbers), f"{saved:.0f}", f"{lost:.0f}"]
@@ -125,12 +127,12 @@ def step_curves(results: dict[str, Any]) -> Section | None:
 
 def classes(subject: Subject) -> Section | None:
     """Accuracy of each class, with and without, over all targets and seeds."""
+    if subject.partial:  # without and with are of different samples
+        return None
     counts: dict[str, np.ndarray] = {}
     for cell in subject.cells:
         for name, own in subject.before(cell)["per_class"].items():
-            after = subject.numbers(cell)["per_class"].get(name)
-            if after is None:  # none of the few rows that a slow adapter answered
-                continue
+            after = subject.numbers(cell)["per_class"][name]
             sums = np.array(
                 [own["samples"], own["samples"] * own["accuracy"], own["samples"] * after["accuracy"]]
             )
@@ -162,7 +164,9 @@ def classes(subject: Subject) -> Section | None:
 def confusion(subject: Subject) -> Section | None:
     """What is taken for what, without and with, over all targets and seeds of the first data's classes."""
     names = {tuple(value) for value in subject.class_names.values()}
-    if len(names) != 1 or any(subject.before(cell)["confusion"] is None for cell in subject.cells):
+    if subject.partial or len(names) != 1:
+        return None
+    if any(subject.before(cell)["confusion"] is None for cell in subject.cells):
         return None
     classes = next(iter(names))
     before, after = (
@@ -246,6 +250,8 @@ def _samples(folder: Path, key: str) -> list[dict[str, Any]]:
 
 def trust(subject: Subject) -> Section | None:
     """Do confidence and energy tell right answers from wrong ones?"""
+    if subject.partial:
+        return None
     rows, curves = [], {}
     for label, source in (("without", subject.before), ("with", subject.numbers)):
         found = [source(cell) for cell in subject.cells if "trust" in source(cell)]

@@ -26,6 +26,11 @@ class Subject:
             f"Adaptation ({rest})" if name == "ebtsa" and rest else "Adaptation" if name == "ebtsa" else label
         )
 
+    @property
+    def partial(self) -> bool:
+        """Whether it answered a part of the samples, where no adaptation answered all."""
+        return any("rows" in self.numbers(cell) for cell in self.cells)
+
     def key(self, cell: dict[str, Any]) -> str:
         """Which contestant the subject is in this cell: a selected one may differ from cell to cell."""
         chosen = self.row.get("chosen")
