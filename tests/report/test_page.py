@@ -67,6 +67,7 @@ def test_a_page_holds_every_part_and_escapes_text(chart):
         assert part in html
     assert html.count("<svg") == 3
     assert html.index("headline") < html.index("First")
+    assert "td:nth-child(2):last-child { overflow-wrap: anywhere; }" in html, "settings on a phone"
     assert not re.search(r"<script|https?:|@import|<link", html)
 
 

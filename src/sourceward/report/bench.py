@@ -127,7 +127,7 @@ def _promise(subject: Subject) -> list[str]:
     pairs = [
         (promise, subject.numbers(cell)["gain"])
         for cell in subject.cells
-        if (promise := parts.promised(cell)) is not None
+        if (promise := subject.promised(cell)) is not None
     ]
     if not pairs:
         return []

@@ -59,7 +59,7 @@ def targets(subject: Subject) -> Section:
     rows: list[list[str]] = []
     promises: dict[str, list[float]] = {}
     for cell in subject.cells:
-        value = promised(cell)
+        value = subject.promised(cell)
         if value is not None:
             promises.setdefault(f"{cell['data']}/{cell['target']}", []).append(value)
     for place, numbers in subject.row["targets"].items():
@@ -297,14 +297,6 @@ def trust(subject: Subject) -> Section | None:
     )
     table = Table(header, rows, "Mean over targets and seeds; accuracy in %.")
     return Section("Can an answer be trusted?", text, [table], [Figure([chart], caption)])
-
-
-def promised(cell: dict[str, Any]) -> float | None:
-    """The gain that the model promised on unseen domains, as a share of 1."""
-    promise = cell.get("promise")
-    if isinstance(promise, dict):
-        promise = promise.get("gain", promise.get("expected_gain"))
-    return float(promise) if isinstance(promise, int | float) else None
 
 
 def asks_for(row: dict[str, Any]) -> str:

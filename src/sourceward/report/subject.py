@@ -31,6 +31,14 @@ class Subject:
         """Whether it answered a part of the samples, where no adaptation answered all."""
         return any("rows" in self.numbers(cell) for cell in self.cells)
 
+    def promised(self, cell: dict[str, Any]) -> float | None:
+        """The gain that the model promised on unseen domains, as a share of 1; it is that of the walk which
+        the model chose itself."""
+        promise = cell.get("promise") if self.row["adapter"] == TUNED else None
+        if isinstance(promise, dict):
+            promise = promise.get("gain", promise.get("expected_gain"))
+        return float(promise) if isinstance(promise, int | float) else None
+
     def key(self, cell: dict[str, Any]) -> str:
         """Which contestant the subject is in this cell: a selected one may differ from cell to cell."""
         chosen = self.row.get("chosen")
