@@ -1,9 +1,12 @@
 import csv
 import json
+import tarfile
 
 import numpy as np
 import pytest
 import typer
+from PIL import Image
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from sourceward.adapters.base import ADAPTED, STATUS_TEXT
@@ -78,6 +81,32 @@ def test_a_table_of_paths(run, tiny_run, images, tmp_path):
     assert len(rows(tmp_path / "p.csv")) == 2
 
 
+def test_a_tar_and_every_kind_of_image_that_fit_reads(run, tiny_run, images, tmp_path):
+    with tarfile.open(tmp_path / "all.tar", "w") as archive:
+        archive.add(images, arcname="all")
+    assert run(tiny_run, tmp_path / "all.tar", "--out", tmp_path / "t.csv").exit_code == 0
+    assert run(tiny_run, images, "--out", tmp_path / "f.csv").exit_code == 0
+    assert [row["label"] for row in rows(tmp_path / "t.csv")] == [
+        r["label"] for r in rows(tmp_path / "f.csv")
+    ]
+    assert rows(tmp_path / "t.csv")[0]["input"].startswith(f"{tmp_path / 'all.tar'}:all/")
+    (tmp_path / "gray").mkdir()
+    Image.new("L", (16, 16)).save(tmp_path / "gray" / "0.pgm")
+    assert run(tiny_run, tmp_path / "gray", "--out", tmp_path / "p.csv").exit_code == 0
+
+
+def test_parquet_is_read_like_csv(run, tiny_run, images, tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"path": ["c/x/0.png", "c/y/1.png", None]}), images / "list.parquet")
+    assert run(tiny_run, images / "list.parquet", "--out", tmp_path / "p.csv").exit_code == 0
+    assert [row["status"] == UNREADABLE for row in rows(tmp_path / "p.csv")] == [False, False, True]
+    parquet.write_table(pa.table({"note": ["a"]}), images / "list.parquet")
+    missing = run(tiny_run, images / "list.parquet", "--out", tmp_path / "p.csv")
+    assert "has no column 'path'; it has note" in str(missing.exception)
+
+
 def test_texts_from_lines_and_tables(run, tmp_path):
     fit_tiny(tiny_texts(), tmp_path / "run")
     (tmp_path / "lines.txt").write_text("a great day\n\nan awful one\n")
@@ -107,6 +136,9 @@ def test_features(run, tmp_path):
     assert len(rows(tmp_path / "p.csv")) == 3
     assert run(tmp_path / "run", "no.npy", tmp_path / "x.npy", "--out", tmp_path / "p.csv").exit_code == 0
     assert [row["reason"] for row in rows(tmp_path / "p.csv")] == ["no such file", "", "", ""]
+    save_file({"features": data.items[:2]}, tmp_path / "x.safetensors")
+    assert run(tmp_path / "run", tmp_path / "x.safetensors", "--out", tmp_path / "p.csv").exit_code == 0
+    assert len(rows(tmp_path / "p.csv")) == 2
     (tmp_path / "photo.jpg").write_bytes(b"no array")
     np.save(tmp_path / "words.npy", np.array([["a", "b"]]))
     np.savez(tmp_path / "other.npz", rows=data.items[:3])

@@ -15,7 +15,8 @@ SHOWN = 5
 def predict(
     run: RunPath,
     inputs: Annotated[
-        list[str], typer.Argument(metavar="INPUT...", help="Images, folders, globs, text files, tables.")
+        list[str],
+        typer.Argument(metavar="INPUT...", help="Images, folders, globs, .tar, text files, tables."),
     ],
     out: Annotated[str, typer.Option(help="File to write, .csv or .jsonl.")],
     column: Annotated[

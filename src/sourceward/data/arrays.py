@@ -21,7 +21,7 @@ def read_features(path: str | Path) -> DomainDataset:
 
     A .safetensors file holds no text: there, `domains`, `classes` and `held_out` are JSON in its metadata.
     """
-    arrays = _load_npz(path) if Path(path).suffix.lower() == ".npz" else _load_safetensors(path)
+    arrays = _load_npz(path) if Path(path).suffix.lower() == ".npz" else load_safetensors(path)
     absent = [key for key in REQUIRED if key not in arrays]
     if absent:
         raise InputError(
@@ -97,7 +97,8 @@ def _load_npz(path: str | Path) -> dict[str, np.ndarray]:
         ) from None
 
 
-def _load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
+def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
+    """Arrays by name, with the names in the metadata beside them."""
     from safetensors import SafetensorError, safe_open
 
     arrays: dict[str, np.ndarray] = {}

@@ -171,7 +171,7 @@ def read_split(
 
 def _read_columns(path: Path, delimiter: str | None) -> dict[str, Sequence[Any]]:
     if path.suffix.lower() == ".parquet":
-        return _read_parquet(path)
+        return read_parquet(path)
     separator = separator_of(path, delimiter)
     try:
         with open(path, newline="", encoding="utf-8-sig") as stream:
@@ -201,7 +201,8 @@ def separator_of(path: Path, delimiter: str | None) -> str:
     return separator
 
 
-def _read_parquet(path: Path) -> dict[str, Sequence[Any]]:
+def read_parquet(path: Path) -> dict[str, Sequence[Any]]:
+    """Columns by name."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:

@@ -14,8 +14,10 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
+from sourceward.data.arrays import load_safetensors
 from sourceward.data.decode import Geometry, decode_image, map_threads, reason_of
-from sourceward.data.table import find_column, separator_of
+from sourceward.data.table import find_column, read_parquet, separator_of
+from sourceward.data.tree import IMAGE_SUFFIXES, StoredFile, is_image, read_tree
 from sourceward.errors import InputError
 from sourceward.inputs import image_geometry
 from sourceward.model.ahead import ahead, send
@@ -25,13 +27,12 @@ from sourceward.progress import progress_bar
 
 CHUNK = 256
 UNREADABLE = "unreadable"
-IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"}
-TABLES = (".csv", ".tsv")
+TABLES = (".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True)
 class Input:
-    """One sample to predict: its name in the output, and the path, text, feature vector or `Failure`."""
+    """One sample to predict: its name in the output, and the file, text, feature vector or `Failure`."""
 
     name: str
     value: Any
@@ -56,8 +57,9 @@ def predict_files(
 
     Args:
         model: see `load`.
-        inputs: images, folders and globs of them; files of texts, one a line; tables (.csv, .tsv) with a
-            column of texts or paths; .npy or .npz files of features: whichever the model reads.
+        inputs: images, folders, globs and .tar files of them; files of texts, one a line; tables (.csv,
+            .tsv, .parquet) with a column of texts or paths; .npy, .npz or .safetensors files of features:
+            whichever the model reads.
         out: written whole or not at all.
         column: of the table, where it has none of the names that `fit` finds (`text`, `path`, ...).
         delimiter: of the table, if not a comma, or a tab in a .tsv.
@@ -125,8 +127,10 @@ def find_inputs(
         for path in paths:
             if path.suffix.lower() in TABLES and model.kind != "features":
                 yield from _table(path, model.kind, column, delimiter)
+            elif model.kind == "image" and path.suffix.lower() == ".tar":
+                yield from (Input(f"{path}:{name}", file) for name, file in read_tree(path).images().items())
             elif model.kind == "image":
-                yield Input(str(path), path)
+                yield Input(str(path), _stored(path))
             elif model.kind == "text":
                 yield from _lines(path)
             else:
@@ -138,9 +142,11 @@ def _expand(given: str, kind: str) -> list[Path]:
     path = Path(given)
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-        images = [p for p in found if p.suffix.lower() in IMAGES]
+        images = [p for p in found if is_image(p.name)]
         if kind == "image" and not images:
-            raise InputError(f"Expected images in '{given}', but found none of {', '.join(sorted(IMAGES))}.")
+            raise InputError(
+                f"Expected images in '{given}', but found none of {', '.join(sorted(IMAGE_SUFFIXES))}."
+            )
         return images if kind == "image" else found
     if path.exists():
         return [path]
@@ -149,20 +155,32 @@ def _expand(given: str, kind: str) -> list[Path]:
 
 
 def _table(path: Path, kind: str, column: str | None, delimiter: str | None) -> Iterator[Input]:
-    role = "text" if kind == "text" else "path"
+    for number, value in _cells(path, "text" if kind == "text" else "path", column, delimiter):
+        yield Input(f"{path}:{number}", value if kind == "text" else _stored(path.parent / value))
+
+
+def _cells(path: Path, role: str, column: str | None, delimiter: str | None) -> Iterator[tuple[int, str]]:
+    """Each row's number, in a text table that of its line, and what the wanted column holds."""
+
+    def wanted(names: Sequence[str]) -> str:
+        found = find_column(names, role, column, str(path))
+        if found is None:
+            raise InputError(
+                f"'{path}' has no column {role!r}; it has {', '.join(names) or 'none'}. "
+                "Name the one to read with --column."
+            )
+        return found
+
+    if path.suffix.lower() == ".parquet":
+        columns = read_parquet(path)
+        values = columns[wanted(list(columns))]
+        yield from ((number, "" if v is None else str(v)) for number, v in enumerate(values, 1))
+        return
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream, delimiter=separator_of(path, delimiter))
-            names = reader.fieldnames or []
-            found = find_column(names, role, column, str(path))
-            if found is None:
-                raise InputError(
-                    f"'{path}' has no column {role!r}; it has {', '.join(names) or 'none'}. "
-                    "Name the one to read with --column."
-                )
-            for number, row in enumerate(reader, 2):
-                value = row[found] or ""
-                yield Input(f"{path}:{number}", value if kind == "text" else path.parent / value)
+            name = wanted(reader.fieldnames or [])
+            yield from ((number, row[name] or "") for number, row in enumerate(reader, 2))
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(
             f"Expected '{path}' to be a UTF-8 table, but {error}. Save it as UTF-8 CSV."
@@ -180,12 +198,16 @@ def _lines(path: Path) -> Iterator[Input]:
 
 def _matrix(path: Path) -> Iterator[Input]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        rows = loaded["features"] if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
+        if path.suffix.lower() == ".safetensors":
+            loaded: Any = load_safetensors(path)
+        else:
+            loaded = np.load(path, allow_pickle=False)
+        rows = loaded if isinstance(loaded, np.ndarray) else loaded["features"]
         rows = np.atleast_2d(rows).astype(np.float32)
     except Exception:  # zipfile, zlib and numpy each have their own way to say "no array"
         raise InputError(
-            f"This model reads features, but '{path}' is no readable .npy of numbers or .npz with `features`."
+            f"This model reads features, but '{path}' is no readable .npy of numbers, or .npz or "
+            ".safetensors with `features`."
         ) from None
     for number, row in enumerate(rows):
         yield Input(f"{path}:{number}", row)
@@ -212,13 +234,18 @@ def _decode(sample: Input, shape: Geometry) -> np.ndarray | Failure:
     if isinstance(sample.value, Failure):
         return sample.value
     try:
-        return decode_image(sample.value.read_bytes(), shape)
+        return decode_image(sample.value.read(), shape)
     except Exception as error:  # every format of PIL has its own exceptions for broken files
         return Failure(sample.name, "the file is empty" if _is_empty(sample.value) else reason_of(error))
 
 
-def _is_empty(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size == 0
+def _stored(path: Path) -> StoredFile:
+    """The whole file; one that is not there fails when it is read."""
+    return StoredFile(str(path), path.stat().st_size if path.is_file() else -1)
+
+
+def _is_empty(file: StoredFile) -> bool:
+    return file.size == 0
 
 
 def _answers(model: Model, values: Any) -> list[Prediction]:
