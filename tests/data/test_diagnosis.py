@@ -30,6 +30,14 @@ def test_torn_and_empty_files_are_refused(folder, put, image_bytes):
     assert [p.message for p in doctor(folder).broken if "junk" in p.where] == ["cannot identify image file"]
 
 
+def test_a_torn_file_of_the_target_is_told_but_not_refused(folder, put):
+    put("root/photo/cat/junk.png", b"no image")
+    put("root/photo/cat/empty.png", b"")
+    found = doctor(folder, target="photo")
+    assert len(found.broken) == 2
+    assert found.refusals == ()
+
+
 def test_duplicates_across_domains_only(folder, put):
     put("root/photo/cat/same.png", seed=7)
     put("root/photo/cat/again.png", seed=7)

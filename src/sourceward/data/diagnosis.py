@@ -107,6 +107,7 @@ def doctor(
     broken = tuple(p for p in dataset.problems if p.kind in BROKEN) + torn
     left_out = ((target,) if isinstance(target, str) else tuple(target)) or dataset.targets
     sources = dataset.without(left_out) if left_out else dataset
+    trained_on = tuple(p for p in broken if p.domain is None or p.domain in sources.domain_names)
     counts = dataset.counts()
     return Diagnosis(
         name=dataset.name,
@@ -126,7 +127,7 @@ def doctor(
         notes=tuple(p for p in dataset.problems if p.kind not in (*BROKEN, "missing_class")),
         imbalance=float(counts.max() / max(1, counts[counts > 0].min())) if counts.any() else 1.0,
         plan=_plan(dataset, sources),
-        refusals=refuse(sources, broken, allow_missing),
+        refusals=refuse(sources, trained_on, allow_missing),
     )
 
 
