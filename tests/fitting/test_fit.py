@@ -63,7 +63,7 @@ def test_a_folder_that_tells_everything(data, options, tmp_path):
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["metrics"]["last_iteration"] == TINY["max_iter"]
     assert config["data"]["sources"] == ["a", "b"]
-    assert {"sourceward", "torch"} <= config["software"].keys()
+    assert {"sourceward", "torch", "numpy", "torchvision", "timm"} <= config["software"].keys()
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines if "validation" in line] == [6, 12]
     assert "energy_gap" in lines[1]["loss"]

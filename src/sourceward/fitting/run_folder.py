@@ -11,6 +11,8 @@ RUN/last.safetensors         the weights of the last iteration, where another wa
 
 import json
 import platform
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from sourceward.errors import InputError
 from sourceward.model.file import CONFIG
 from sourceward.storage import write_whole
 
+BESIDE = ("numpy", "torchvision", "timm", "transformers")
+"""Packages that build backbones and arrays; not all need be here."""
 CHECKPOINT, LAST = "checkpoint.safetensors", "last.safetensors"
 FINETUNED, HEADS = "finetuned.safetensors", "heads.safetensors"
 
@@ -99,7 +103,8 @@ def software() -> dict[str, str]:
     """Versions of what took part."""
     from sourceward import __version__
 
-    return {"sourceward": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    own = {"sourceward": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return own | {name: metadata.version(name) for name in BESIDE if find_spec(name)}
 
 
 def open_board(path: Path) -> Any:
