@@ -96,6 +96,16 @@ def test_the_ablation_turns_latent_and_adaptation_off(tmp_path):
     assert numbers["latent, adapted"]["against"] == "latent, no adaptation"
 
 
+def test_z_tells_the_classes_to_a_classifier_of_its_own(tmp_path):
+    """Of sources alone: domains that are copies of each other have the same z."""
+    X, y, _ = make_domains(rows=30, dim=6, classes=3, sources=1)
+    domain = np.repeat(["a", "b", "c"], len(X))
+    np.savez(tmp_path / "f.npz", features=np.tile(X, (3, 1)), label=np.tile(y, 3), domain=domain)
+    results = reproduce("latent", context(str(tmp_path / "f.npz"), tmp_path / "out", targets=("a",)))
+    rows = results["numbers"]["rows"]
+    assert rows["z alone, a classifier of its own"]["mean"] > 0.8
+
+
 def test_zero_steps_of_the_oracle_are_those_of_the_prior(tmp_path):
     """Without a step z has no say in a prototype head: the oracle gains by its walk alone."""
     file = feature_file(tmp_path / "f.npz")

@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sourceward.adapters.classifier import log_vote, voter_logits
+from sourceward.bench.controls import linear_control
 from sourceward.bench.experiments.base import Asked, Context, Drawing, Outcome, experiment
 from sourceward.bench.experiments.scores import Scores
 from sourceward.bench.specs import Spec
@@ -26,6 +28,7 @@ def latent(context: Context) -> Outcome:
         answers = {
             none: checkpoint.walk(part, num_steps=0).probabilities,
             "z alone": predict_from_latent(asked),
+            "z alone, a classifier of its own": classify_latent(asked),
             **{
                 f"Tent on z, {size} per step": checkpoint.answer(
                     Spec("tent_latent", (("batch_size", size),)), part
@@ -41,9 +44,9 @@ def latent(context: Context) -> Outcome:
             scores.add(name, asked.place, asked.seed, said == part.label)
     against = {name: none for name in scores.right if name != none}
     caption = (
-        "Accuracy, %. `z alone` puts the mean of p(z|x) where the feature was. See how many samples Tent "
-        "needs at "
-        "once, where ours needs one."
+        "Accuracy, %. `z alone` puts the mean of p(z|x) where the feature was; a classifier of its own is "
+        "logistic regression trained on the sources' z. See how many samples Tent needs at once, where ours "
+        "needs one."
     )
     return Outcome(
         [scores.table("accuracy, %", against, context.published("latent"), caption)],
@@ -61,6 +64,21 @@ def predict_from_latent(asked: Asked) -> np.ndarray:
     z = prior.mean
     z = z * (network.dim**0.5 / z.norm(dim=-1, keepdim=True).clamp_min(1e-12))
     return log_vote(voter_logits(network, z)).exp().cpu().numpy()
+
+
+@torch.no_grad()
+def classify_latent(asked: Asked) -> np.ndarray:
+    """What z tells a classifier that is trained on it: the linear control on z, in the network's classes."""
+    checkpoint, sources = asked.checkpoint, asked.checkpoint.source_part
+
+    def latents(feature: Tensor) -> np.ndarray:
+        prior = checkpoint.network.prior(feature)
+        assert prior is not None
+        return prior.mean.cpu().numpy()
+
+    answer = linear_control(latents(sources.feature), sources.label, sources.dataset.domains)
+    order = np.searchsorted(np.unique(sources.label), checkpoint.codes)
+    return answer(latents(asked.part.feature))[:, order]
 
 
 @experiment("latent-map", "x against z in two dimensions, coloured by class.")
