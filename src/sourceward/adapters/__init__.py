@@ -22,6 +22,7 @@ from sourceward.adapters.tea import TEA, TEAOnFeatures
 from sourceward.adapters.tent import Tent, TentOnFeatures, TentOnLatent
 from sourceward.adapters.tsd import TSD, TSDOnFeatures
 from sourceward.adapters.ttt import TestTimeTraining
+from sourceward.adapters.views import Views
 
 __all__ = [
     "ADAPTERS",
@@ -47,6 +48,7 @@ __all__ = [
     "TestTimeTraining",
     "Traits",
     "Unsuitable",
+    "Views",
     "adapter_traits",
     "create_adapter",
     "list_adapters",

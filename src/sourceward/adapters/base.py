@@ -24,7 +24,8 @@ NONFINITE = "nonfinite"
 
 STATUS_TEXT = {
     MOVED: "At least one source moved the sample.",
-    ADAPTED: "A copy of the model was adapted, or its classifier adjusted; the sample was not moved.",
+    ADAPTED: "A copy of the model was adapted, its classifier adjusted, or views of the sample were asked "
+    "about; the sample was not moved.",
     KEPT_ENERGY_NOT_LOWER: "No source found a step of lower energy; the sample was not moved. "
     "A smaller `step_size` may help.",
     KEPT_GATE: "No step was asked for; the sample was not moved.",

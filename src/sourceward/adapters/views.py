@@ -1,0 +1,60 @@
+"""Views: ask about the sample as it came and about other looks at it, and average the answers.
+
+The oldest of test-time methods, and what any other that looks at a single image has to beat.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from sourceward.adapters.base import ADAPTERS
+from sourceward.adapters.classifier import voter_logits
+from sourceward.adapters.memo import image_preprocessing
+from sourceward.adapters.peer import Peer, Response, encoder, response
+from sourceward.data.augment import normalise
+from sourceward.data.augmix import pixels
+from sourceward.data.views import named_views
+from sourceward.nn import Network
+
+
+@ADAPTERS.register("views")
+@dataclass(frozen=True)
+class Views(Peer):
+    """The mean answer over the image and views of it; nothing learns.
+
+    Args:
+        of: names in `data.views.VIEWS`, joined by +.
+    """
+
+    changes_weights: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = False
+    needs_batch: ClassVar[bool] = False
+    reads: ClassVar[str] = "inputs"
+
+    of: str = "flip+gray"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named_views(self.of)
+
+    def check(self, network: Network) -> None:
+        super().check(network)
+        image_preprocessing(network)
+
+    @torch.no_grad()
+    def stream(self, network: Network, batches: Iterator[Any]) -> Iterator[Response]:
+        encode, looks, views = encoder(network), image_preprocessing(network), named_views(self.of)
+        for batch in batches:
+            plain = pixels(batch, looks.mean, looks.std)
+            seen = [normalise(view(plain), looks.mean, looks.std) for view in views]
+            answers = [self._one(network, encode(images)) for images in (batch, *seen)]
+            feature, vote, per_source = zip(*answers)
+            yield Response(feature[0], torch.stack(vote).mean(0), torch.stack(per_source).mean(0))
+
+    def _one(self, network: Network, feature: torch.Tensor) -> Response:
+        return response(feature, voter_logits(network, feature))
+
+    def _title(self) -> str:
+        return "views"

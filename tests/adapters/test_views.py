@@ -1,0 +1,51 @@
+"""Views: the mean answer over the image and other looks at it."""
+
+import numpy as np
+import pytest
+import torch
+
+from sourceward import create_adapter
+from sourceward.data.views import VIEWS
+from sourceward.errors import InputError
+from tests.adapters.test_adapters import make_image_network, make_images
+
+
+def plain(network, images):
+    return create_adapter("none")(network, network.features(images))
+
+
+def test_the_answer_is_the_mean_over_the_views():
+    network, images = make_image_network(), make_images(5)
+    found = create_adapter("views", of="flip")(network, images)
+    one, other = plain(network, images), plain(network, images.flip(-1))
+    np.testing.assert_allclose(found.probabilities, (one.probabilities + other.probabilities) / 2, atol=1e-5)
+    np.testing.assert_allclose(found.per_source, (one.per_source + other.per_source) / 2, atol=1e-5)
+    assert set(found.status) == {"adapted"}
+
+
+def test_a_mirrored_image_has_the_same_answer():
+    network, images = make_image_network(), make_images(3)
+    adapter = create_adapter("views", of="flip")
+    there, back = (adapter(network, x).probabilities for x in (images, images.flip(-1)))
+    np.testing.assert_allclose(there, back, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_are_pictures(name):
+    images = torch.rand(2, 3, 32, 24)
+    view = VIEWS[name](images)
+    assert view.shape == images.shape
+    assert bool(((view >= 0) & (view <= 1)).all())
+    assert not torch.equal(view, images)
+
+
+def test_gray_has_no_colour():
+    red, green, blue = VIEWS["gray"](torch.rand(1, 3, 4, 4)).unbind(1)
+    assert torch.equal(red, green)
+    assert torch.equal(green, blue)
+
+
+@pytest.mark.parametrize(("of", "word"), [("flop", "flip"), ("flip+flip", "once")])
+def test_wrong_views_are_refused(of, word):
+    with pytest.raises(InputError, match=word):
+        create_adapter("views", of=of)
