@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from sourceward.adapters import ADAPTERS
+from sourceward.adapters.base import adapter_traits
 from sourceward.bench.protocol import Plan, bench
 from sourceward.bench.specs import Spec, parse_specs
 from sourceward.bench.training import Training
@@ -37,6 +39,15 @@ def test_a_part_of_the_rows_is_compared_on_those_rows(done):
         whole = cell["adapters"]["t3a:rows=999"]
         assert "rows" not in whole
         assert whole["accuracy"] == cell["adapters"]["t3a"]["accuracy"]
+
+
+def test_a_refusal_names_an_adapter_as_it_is_typed(tmp_path):
+    names = [name for name in ADAPTERS if adapter_traits(name).reads == "inputs"]
+    file = feature_file(tmp_path / "f.npz")
+    plan = Plan((file,), parse_specs(names), ("a",), training=Training(QUICK, "cpu"))
+    reasons = {cell["adapter"]: cell["reason"] for cell in bench(plan, tmp_path / "out")["failed"]}
+    told = {name: f"{name} adapts a backbone" in reason for name, reason in reasons.items()}
+    assert told == dict.fromkeys(names, True)
 
 
 @pytest.mark.parametrize("text", ["t3a:rows=0", "t3a:rows=many", "linear:rows=5", "none:rows=5"])

@@ -45,7 +45,7 @@ def test_a_page_answers_every_question(folder):
         "Settings",
         "Run it again: sourceward bench f.npz",
         "95 % paired bootstrap interval over samples and seeds",
-        "tent does not apply: Tent adapts a backbone, but this model reads features.",
+        "tent does not apply: tent adapts a backbone, but this model reads features.",
     ):
         assert title in html, title
     assert not re.search(r"<script|https?:|@import|<link", html)

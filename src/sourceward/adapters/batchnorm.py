@@ -48,9 +48,6 @@ class PredictionTimeBatchNorm(Peer):
         for batch in batches:
             yield student.answer(batch)
 
-    def _title(self) -> str:
-        return "Prediction-time batch norm"
-
 
 def blend_statistics(module: _BatchNorm, prior: float) -> Any:
     """A hook that gives a batch norm, before it reads a batch, the blend of the stored statistics and the

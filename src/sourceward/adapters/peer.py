@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sourceward.adapters.base import ADAPTED, KEPT_GATE, NONFINITE, Adapted, Inputs, Stream, Unsuitable
+from sourceward.adapters.base import (
+    ADAPTED,
+    ADAPTERS,
+    KEPT_GATE,
+    NONFINITE,
+    Adapted,
+    Inputs,
+    Stream,
+    Unsuitable,
+)
 from sourceward.adapters.classifier import log_vote, voter_logits
 from sourceward.algorithm import energy_target
 from sourceward.errors import InputError
@@ -106,7 +115,9 @@ class Peer:
         return getattr(self, "steps", 1)
 
     def _title(self) -> str:
-        return type(self).__name__
+        """The name that users type."""
+        own = type(self)
+        return next((name for name in ADAPTERS if ADAPTERS[name] is own), own.__name__)
 
     def _hint(self) -> str:
         return ""
