@@ -70,4 +70,7 @@ def test_controls_read_the_features_of_a_trained_backbone(tmp_path):
     cell = results["cells"][0]
     assert cell["adapters"]["linear"]["ms_per_sample"] > 0
     assert cell["cost"]["finetune"]["images_per_second"] > 0
+    predict = cell["cost"]["predict"]
+    assert (predict["samples"], predict["num_steps"]) == (48, 20)
+    assert min(predict["samples_per_second"], predict["peak_memory_mb"]) > 0
     assert "validation" not in cell["adapters"]["tent:batch_size=4:rows=8"]

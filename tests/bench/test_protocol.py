@@ -12,12 +12,13 @@ from sourceward.bench.checkpoints import in_order
 from sourceward.bench.jobs import run_job
 from sourceward.bench.protocol import Plan, _jobs, bench
 from sourceward.bench.specs import Spec, parse_specs
+from sourceward.bench.throughput import measure_prediction
 from sourceward.bench.training import Training, train
 from sourceward.data import open_dataset
 from sourceward.errors import InputError
 from sourceward.nn.backbones import create_backbone
 from tests.helpers import make_domains
-from tests.tiny_runs import FINETUNE, TINY, image_folder
+from tests.tiny_runs import FINETUNE, TINY, fit_tiny, image_folder, tiny_images, tiny_texts
 
 QUICK = {"max_iter": 5, "batch_size": 8, "train_steps": 2, "chains": 4}
 
@@ -86,6 +87,48 @@ def test_the_table_is_the_mean_of_the_cells(done):
         costs = [c["adapters"][row["adapter"]]["ms_per_sample"] for c in results["cells"]]
         assert row["ms_per_sample"] == pytest.approx(np.median(costs))
     assert "over 2 seeds" in results["plus_minus"]
+
+
+def test_every_cell_tells_what_a_prediction_costs(done):
+    for cell in done[1]["cells"]:
+        predict = cell["cost"]["predict"]
+        assert (predict["samples"], predict["num_steps"]) == (72, 20)
+        assert min(predict["samples_per_second"], predict["peak_memory_mb"]) > 0
+
+
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_a_prediction_is_measured_from_what_the_backbone_reads(kind, tmp_path, monkeypatch):
+    from sourceward.model import Model
+
+    data = tiny_texts() if kind == "text" else tiny_images()
+    model = fit_tiny(data, tmp_path, freeze=True)
+    seen = []
+    adapt = Model.adapt_features
+    monkeypatch.setattr(
+        Model,
+        "adapt_features",
+        lambda self, feature, *a: seen.append(len(feature)) or adapt(self, feature, *a),
+    )
+    told = measure_prediction(model.network, model.asked(3), data)
+    assert seen == [told["samples"]] * 2
+    assert (told["samples"], told["num_steps"]) == (min(48, len(data)), 3)
+
+
+def test_a_measurement_that_fails_costs_no_cell(file, tmp_path, monkeypatch):
+    monkeypatch.setattr("sourceward.bench.jobs.measure_prediction", lambda *_: 1 / 0)
+    results = bench(plan(file, targets=("a",), specs=parse_specs([])), tmp_path)
+    assert not results["failed"]
+    assert "cost" not in results["cells"][0]
+
+
+def test_the_peak_memory_of_a_training_is_that_of_its_hungriest_stage(tmp_path, monkeypatch):
+    falling = iter(range(10**6, 0, -1))
+    monkeypatch.setattr("sourceward.fitting.cost.peak_memory", lambda _: next(falling))
+    settings = {**TINY, **FINETUNE, "image_size": 16}
+    training = Training(settings, "cpu", backbone="tiny:conv", weights=None)
+    info = train(tiny_images(), training, ("c",), 0, tmp_path).info
+    peaks = {name: stage["peak_memory_mb"] for name, stage in info["cost"].items()}
+    assert info["fit_peak_memory_mb"] == peaks["finetune"] > peaks["heads"]
 
 
 def test_what_is_there_is_not_computed_again(done, file):

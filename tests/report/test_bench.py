@@ -42,6 +42,8 @@ def test_a_page_answers_every_question(folder):
         "Which classes?",
         "What is taken for what?",
         "Can an answer be trusted?",
+        "What does it cost?",
+        "samples/s with 20 steps, peak memory",
         "Settings",
         "Run it again: sourceward bench f.npz",
         "95 % paired bootstrap interval over samples and seeds",

@@ -55,6 +55,21 @@ def test_cost_and_what_does_not_apply():
     assert absent(results()) == ["ttt does not apply: No rotation head."]
 
 
+def test_the_peak_of_training_is_that_of_its_hungriest_stage():
+    """The second stage starts the meter anew: what a file tells of the whole may be the second's alone."""
+    found = results()
+    found["cells"][0]["cost"] = {
+        "finetune": {"peak_memory_mb": 5477.1},
+        "heads": {"peak_memory_mb": 500},
+        "predict": {"num_steps": 20, "samples_per_second": 812.3, "peak_memory_mb": 9000.0},
+    }
+    said = cost(found)
+    assert "; peak memory 5,477 MB; " in said
+    assert said.endswith(
+        "prediction 250 samples/s without, 812 samples/s with 20 steps, peak memory 9,000 MB."
+    )
+
+
 def test_trust_is_told_by_signal():
     found = results()
     signals = {"confidence": {"auroc": 0.9}, "energy before": {"auroc": 0.6}, "energy after": {"auroc": 0.1}}

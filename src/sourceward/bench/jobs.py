@@ -1,6 +1,7 @@
 """One job: one training, then every adapter that is asked for on every target that it left out."""
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,11 +11,13 @@ import numpy as np
 
 from sourceward.adapters.base import Unsuitable
 from sourceward.bench.cells import FORMAT, key_of
-from sourceward.bench.checkpoints import Checkpoint, Part
+from sourceward.bench.checkpoints import Checkpoint, Part, changed
 from sourceward.bench.code import adapter_version, code_version
+from sourceward.bench.costs import PREDICT, STEPS
 from sourceward.bench.measures import measure, measure_walk
 from sourceward.bench.samples import saved_and_lost
 from sourceward.bench.specs import CONTROLS, NONE, Spec
+from sourceward.bench.throughput import measure_prediction
 from sourceward.bench.training import Training, train
 from sourceward.data import DomainDataset, open_dataset
 
@@ -86,7 +89,20 @@ def run_job(job: Job) -> list[dict[str, Any]]:
         checkpoint = train(data, job.training, job.left_out, job.seed, Path(job.folder) / _file_name(run))
     except Exception as error:
         return [_failed(job, target, spec, error) for target, specs in job.questions for spec in specs]
+    if any(spec.name == NONE for _, specs in job.questions for spec in specs):  # whose cells tell the cost
+        with suppress(Exception):  # the answers matter more
+            checkpoint.info["cost"] = (checkpoint.info.get("cost") or {}) | {PREDICT: _prediction(checkpoint)}
     return [cell for target, specs in job.questions for cell in _answers(job, checkpoint, target, specs)]
+
+
+def _prediction(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The cost of answering, backbone included."""
+    if checkpoint.estimator is not None:
+        with changed(checkpoint.estimator, {"num_steps": STEPS}) as estimator:
+            settings = estimator._test_time()
+    else:
+        settings = checkpoint.asked(STEPS) if checkpoint.asked else checkpoint.settings
+    return measure_prediction(checkpoint.network, settings, checkpoint.data)
 
 
 def _answers(job: Job, checkpoint: Checkpoint, target: str, specs: tuple[Spec, ...]) -> list[dict[str, Any]]:

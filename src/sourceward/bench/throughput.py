@@ -1,16 +1,28 @@
-"""How fast a trained network reads: the backbone's share of every answer."""
+"""How fast a trained network reads and answers, and in how much memory."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from sourceward.data import DomainDataset
+from sourceward.fitting.cost import Meter
 from sourceward.inputs import encode, prepare_samples
+from sourceward.model import Model
 from sourceward.nn import Network
+from sourceward.nn.folded import forget
+from sourceward.settings import AdaptSettings
 
 SAMPLES = {"cuda": 2048, "cpu": 48}
 """Rows to time: a second or a few of work."""
+
+ANSWERS = {"cuda": 512, "cpu": 48}
+"""Rows to answer, where a backbone reads them; features are cheap."""
+
+CHUNK = 256
+"""Rows that `predict` hands to the model at once."""
 
 
 def inner_backbone(module: Any) -> Any:
@@ -29,3 +41,43 @@ def measure_encoding(network: Network, data: DomainDataset) -> float:
         encode(network.features, samples, slice(0, count)).sum().item()  # waits for the device
         seconds = time.perf_counter() - start
     return 1000 * seconds / count
+
+
+def measure_prediction(network: Network, settings: AdaptSettings, data: DomainDataset) -> dict[str, Any]:
+    """What `predict` costs, from decoded images, texts or features to votes: samples a second in the second
+    of two passes, and the peak memory of both, for the first records graphs on CUDA.
+
+    Args:
+        network: trained.
+        settings: of test time.
+        data: some of its rows are answered; labels are not looked at.
+    """
+    device = network.scale.device
+    count = min(2 * CHUNK if network.backbone is None else ANSWERS.get(device.type, 48), len(data))
+    part = data.select(np.random.default_rng(0).permutation(len(data))[:count])
+    model = Model(network, (), (), settings)
+    inputs, answer = _question(model, part)
+    meter = Meter(device)
+    for _ in range(2):
+        start = time.perf_counter()
+        for first in range(0, count, CHUNK):
+            answer(inputs[first : first + CHUNK])  # on the host, so it has waited for the device
+        seconds = time.perf_counter() - start
+    peak = meter.read()["peak_memory_mb"]
+    if device.type == "cuda":
+        forget(network)  # graphs of this call alone
+    return {
+        "samples": count,
+        "num_steps": settings.num_steps,
+        "samples_per_second": round(count / seconds, 1),
+        "peak_memory_mb": peak,
+    }
+
+
+def _question(model: Model, part: DomainDataset) -> tuple[Any, Callable[[Any], Any]]:
+    """Rows as `predict` has them once they are read, and what answers them."""
+    if part.kind == "image":
+        pixels = prepare_samples(part, model.backbone, torch.device("cpu"), show=False)
+        return torch.cat([*pixels.kept(slice(0, len(part)))]), model.adapt_images
+    items = [*part.items] if part.kind == "text" else np.asarray(part.items, dtype=np.float32)
+    return items, model.adapt

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from sourceward.bench.checkpoints import Checkpoint
+from sourceward.bench.costs import training_peak
 from sourceward.bench.specs import AUTO
 from sourceward.data import DomainDataset
 from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
-from sourceward.fitting.cost import peak_memory
+from sourceward.fitting.cost import Meter, peak_memory
 from sourceward.fitting.fit import fit, keep_features
 from sourceward.fitting.presets import PRESETS
 from sourceward.fitting.settings import FitSettings, has_learned, settings_for
@@ -116,6 +117,7 @@ def _on_features(
         estimator.network_.to(choose_device(training.device))
     else:
         part, start = sources.select(rows), time.perf_counter()
+        meter = Meter(choose_device(training.device))
         names = np.asarray(sources.domain_names)[part.domains]
         steps = {"num_steps": AUTO if training.tune else STEPS}
         given: dict[str, Any] = (
@@ -125,7 +127,7 @@ def _on_features(
             np.asarray(part.items, dtype=np.float32), part.labels, sample_domain=names
         )
         info = {"rows": len(part), "fit_seconds": time.perf_counter() - start, "tuned": training.tune}
-        info["fit_peak_memory_mb"] = peak_memory(estimator.network_.scale.device)
+        info["fit_peak_memory_mb"] = meter.read()["peak_memory_mb"]
         info["promise"] = plain(getattr(estimator, "promise_", None))
         folder.mkdir(parents=True, exist_ok=True)
         estimator.save(file)
@@ -172,7 +174,6 @@ def _on_inputs(
     info = {
         "rows": model.info["data"]["samples"],
         "fit_seconds": metrics["seconds"],
-        "fit_peak_memory_mb": peak_memory(model.device),
         "promise": plain(model.info.get("promise") or metrics.get("promise")),
         "validation": metrics,
         "validation_fraction": model.info["training"]["settings"]["validation_fraction"],
@@ -180,6 +181,7 @@ def _on_inputs(
         "frozen": training.freeze,
         "cost": plain(model.info.get("cost")),
     }
+    info["fit_peak_memory_mb"] = training_peak(info) or peak_memory(model.device)
     return Checkpoint(
         model.network,
         tuple(model.sources),

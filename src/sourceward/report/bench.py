@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sourceward.report import bench_sections as parts
-from sourceward.report.beside import absent
+from sourceward.report.beside import absent, cost
 from sourceward.report.page import Page, Section, Table
 from sourceward.report.subject import NONE, Subject, choose_subject
 
@@ -39,6 +39,7 @@ def bench_page(results: dict[str, Any], folder: Path, adapter: str | None = None
         parts.confusion(subject),
         *parts.samples(subject, folder),
         parts.trust(subject),
+        _cost(results),
         _settings(results),
     ]
     # A number stays on the line of its unit.
@@ -135,6 +136,12 @@ def _promise(subject: Subject) -> list[str]:
     return [
         f"Promised before the target was seen: {100 * promised:+.1f} points. Measured: {100 * measured:+.1f}."
     ]
+
+
+def _cost(results: dict[str, Any]) -> Section | None:
+    """Of training and prediction, where it was measured."""
+    said = cost(results)
+    return Section("What does it cost?", said) if said else None
 
 
 def _settings(results: dict[str, Any]) -> Section:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from statistics import mean
 from typing import Any
 
+from sourceward.bench.costs import PREDICT, training_peak
 from sourceward.bench.quoted import OFFICE_HOME, PACS, PHEME, Quoted, quoted
 
 DATA = {"pacs": PACS, "office_home": OFFICE_HOME, "pheme": PHEME}
@@ -76,14 +77,21 @@ def cost(results: dict[str, Any]) -> str:
         speeds: list[float] = [c.get("images_per_second") or c.get("per_second") or 0 for c in costs]
         if speeds and all(speeds):
             parts.append(f"{what} on {mean(speeds):,.0f} samples/s")
-    memory = [cell["fit_peak_memory_mb"] for cell in cells if cell.get("fit_peak_memory_mb")]
+    memory = [peak for cell in cells if (peak := training_peak(cell))]
     if memory:
         parts.append(f"peak memory {max(memory):,.0f} MB")
+    answered = [part for cell in cells if (part := (cell.get("cost") or {}).get(PREDICT))]
+    rows = [("without", "none"), *([] if answered else [("with 20 steps", "ebtsa:num_steps=20")])]
     told = [
         f"{1000 / ms:,.0f} samples/s {how}"
-        for how, key in (("without", "none"), ("with 20 steps", "ebtsa:num_steps=20"))
+        for how, key in rows
         if (ms := _ms(cells, key)) and results["settings"].get("backbone")
     ]
+    if answered:
+        speed = mean(part["samples_per_second"] for part in answered)
+        peak = max(part["peak_memory_mb"] for part in answered)
+        steps = answered[0]["num_steps"]
+        told.append(f"{speed:,.0f} samples/s with {steps} steps, peak memory {peak:,.0f} MB")
     if told:
         parts.append(f"prediction {', '.join(told)}")
     machine = results["versions"]["machine"]
