@@ -75,3 +75,16 @@ def test_adapters_show_what_they_ask_of_a_deployment(run):
     assert row.split()[:5] == ["t3a", "features", "yes", "yes", "-"]
     none = next(line for line in lines if line.startswith("none"))
     assert none.split()[1:5] == ["features", "-", "-", "-"]
+
+
+def test_presets_show_where_each_value_comes_from(run):
+    lines = run("presets", "office-home-resnet18").stdout.splitlines()
+    said = {line.split()[0]: " ".join(line.split()[2:]) for line in lines[2:]}
+    assert said["backbone_rate"] == "paper's table"
+    assert said["weight_decay"] == "released code"
+    assert "100 in the paper's table" in said["step_size"]
+    every = run("presets", "office").stdout
+    assert "paper's table: --backbone=timm:resnet50 " in every
+    entry = json.loads(run("presets", "cifar10-c-resnet18", "--json").stdout)[0]
+    assert entry["settings"]["shifts"]["value"] == "noise"
+    assert entry["settings"]["num_steps"]["source"].startswith("ours: ")

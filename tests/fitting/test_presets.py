@@ -10,7 +10,7 @@ from sourceward.data import DATASETS
 from sourceward.errors import InputError
 from sourceward.fitting import PRESETS
 from sourceward.fitting.finetune import FineTuneSettings
-from sourceward.fitting.presets import OF_BACKBONE
+from sourceward.fitting.presets import CODE, OF_BACKBONE, OURS, TABLE, TEXT
 from sourceward.fitting.settings import (
     JOINT,
     FitSettings,
@@ -33,6 +33,30 @@ def test_names_of_presets_exist_and_values_are_accepted(name):
     assert settings.max_iter == 10_000
     assert settings.batch_size == 128
     assert settings.step_size == 50
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_value_names_its_source(name):
+    preset = PRESETS[name]
+    said = [preset.backbone_source, *(value.source for value in preset.values.values())]
+    assert {source.partition(":")[0] for source in said} <= {TABLE, TEXT, CODE, OURS}
+    assert all(reason for who, _, reason in (source.partition(": ") for source in said) if who == OURS)
+
+
+def test_every_dataset_of_the_paper_has_a_preset():
+    ours = {"vlcs", "terra_incognita", "corrupted_mnist", "corrupted_fashion_mnist"}
+    assert {PRESETS[name].dataset for name in PRESETS} == set(DATASETS) - ours
+
+
+@pytest.mark.parametrize("shifts", ["noise", "corruptions"])
+def test_one_clean_source_is_fitted_by_the_presets_of_corruptions(tmp_path, shifts):
+    source = tiny_images().without(("b", "c"))
+    preset = "cifar10-c-resnet18" + "-corruptions" * (shifts == "corruptions")
+    small = {"image_size": 32, "batch_size": 8, "num_draws": 2, "num_steps": 2, "train_steps": 2}
+    small |= {} if shifts == "corruptions" else {"recipe": "joint"}
+    model = fit_tiny(source, tmp_path / "run", target=(), preset=preset, settings=small)
+    assert model.info["training"]["settings"]["shifts"] == shifts
+    assert model.sources == ("a",)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ def list(
     if what == "adapters":
         _print_traits(console, entries)
         return
+    if what == "presets":
+        _print_presets(console, entries)
+        return
     for entry in entries:
         name, *rest = (str(value) for value in entry.values())
         console.print(f"[bold]{escape(name)}[/bold]" if rest else escape(name))
@@ -90,14 +93,38 @@ def _presets(filter: str | None) -> Any:
     from sourceward.fitting import PRESETS
 
     chosen = {name: PRESETS[name] for name in PRESETS if _matches(name, filter)}
+    chosen = {filter: chosen[filter]} if filter in chosen else chosen
     return [
         {
             "name": name,
-            "about": f"{p.about}. --backbone {p.backbone}, data {p.dataset}:/path",
-            **_set(p.settings),
+            "about": preset.about,
+            "dataset": preset.dataset,
+            "backbone": {"value": preset.backbone, "source": preset.backbone_source},
+            "settings": {key: value._asdict() for key, value in preset.values.items()},
         }
-        for name, p in chosen.items()
+        for name, preset in chosen.items()
     ]
+
+
+def _print_presets(console: Console, entries: Any) -> None:
+    """Of one, a line for each value, with its source; of several, what each source says."""
+    for entry in entries:
+        backbone, settings = entry["backbone"], entry["settings"]
+        console.print(f"[bold]{escape(entry['name'])}[/bold]")
+        console.print(escape(f"  {entry['about']}. Data {entry['dataset']}:/path"))
+        values = {"--backbone": backbone, **settings}
+        if len(entries) == 1:
+            for name, said in values.items():
+                console.print(escape(f"  {name:<24} {said['value']!s:<28} {said['source']}"))
+            continue
+        by: dict[str, str] = {}
+        for name, said in values.items():
+            who = said["source"].partition(":")[0]
+            by[who] = f"{by.get(who, '')} {name}={said['value']}"
+        for who, told in by.items():
+            console.print(escape(f"  {who}:{told}"))
+    if len(entries) > 1:
+        console.print("`sourceward list presets NAME` says more of each value.")
 
 
 def _experiments(filter: str | None) -> Any:
@@ -115,10 +142,6 @@ def _no_match(what: str, filter: str | None) -> InputError:
     if what == "backbones":
         return InputError(f"No backbone matches {filter!r}. `sourceward list backbones` names all.")
     return unknown_name(what.removesuffix("s"), filter, [entry["name"] for entry in LISTS[what](None)])
-
-
-def _set(settings: Any) -> dict[str, str]:
-    return {"settings": " ".join(f"{name}={value}" for name, value in settings.items())}
 
 
 def _matches(name: str, filter: str | None) -> bool:

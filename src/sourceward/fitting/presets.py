@@ -1,14 +1,23 @@
-"""The paper's hyper-parameters for every dataset and backbone it reports.
-
-Where a value comes from: [T] the paper's table of hyper-parameters, [S] its text, [C] the released code,
-[W] ours, where the paper's value belongs to features in other units.
-"""
+"""The paper's hyper-parameters for every dataset and backbone it reports, each value with its source."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sourceward._registry import Registry
+
+TABLE = "paper's table"
+TEXT = "paper's text"
+CODE = "released code"
+OURS = "ours"
+"""Where a value can come from; what follows a colon is why."""
+
+
+class Value(NamedTuple):
+    """A setting, and who says so."""
+
+    value: Any
+    source: str
 
 
 @dataclass(frozen=True)
@@ -19,13 +28,19 @@ class Preset:
         about: one line.
         dataset: a name in `DATASETS`.
         backbone: a spec of `create_backbone`.
-        settings: what differs from the defaults of `fit`.
+        backbone_source: who chose it.
+        values: what differs from the defaults of `fit`, and where it comes from.
     """
 
     about: str
     dataset: str
     backbone: str
-    settings: Mapping[str, Any]
+    backbone_source: str
+    values: Mapping[str, Value]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name, (value, _) in self.values.items()}
 
     def layer(self, trains_backbone: bool) -> dict[str, Any]:
         """The settings that a fit looks at: with no backbone to train, none of its training.
@@ -50,94 +65,146 @@ OF_BACKBONE = (
 
 PRESETS: Registry[Preset] = Registry("preset")
 
-PAPER: Mapping[str, Any] = {
-    "recipe": "joint",  # [S] Algorithm 1
-    "head": "prototype",  # [C]
-    "max_iter": 10_000,  # [S]
-    "batch_size": 128,  # [S] of each source
-    "learning_rate": 1e-4,  # [T] latent network and classifier
-    "energy_rate": 1e-4,  # [T]
-    "weight_decay": 5e-4,  # [C]
-    "schedule": "step",  # [C] x 0.1 at 60 %
-    "num_draws": 10,  # [S]
-    "num_steps": 20,  # [T]
-    "train_steps": 20,  # [T]
-    "kl": 0.1,  # [C]
-    "chains": None,  # [S] one from every sample of the batch
-    "feature_noise": 0.0,  # not in the paper
-    # [W] Ours are centred and scaled to norm sqrt(dim): 50, the paper's step size for PACS, serves them all.
-    "step_size": 50.0,
-    "train_step_size": 50.0,
+UNITS = f"{OURS}: features have norm sqrt(dim) here, where PACS's 50 serves every backbone"
+AS_PACS = f"{OURS}: as on PACS, the paper does not say"
+
+HEADS: Mapping[str, Value] = {
+    "head": Value("prototype", CODE),
+    "max_iter": Value(10_000, TEXT),
+    "batch_size": Value(128, f"{TEXT}: of each source"),
+    "learning_rate": Value(1e-4, f"{TABLE}: latent network and classifier"),
+    "energy_rate": Value(1e-4, TABLE),
+    "weight_decay": Value(5e-4, CODE),
+    "num_draws": Value(10, TEXT),
+    "num_steps": Value(20, TABLE),
+    "train_steps": Value(20, TABLE),
+    "kl": Value(0.1, CODE),
+    "chains": Value(None, f"{TEXT}: one from every sample of the batch"),
+    "feature_noise": Value(0.0, f"{TEXT}: it has none"),
+    "step_size": Value(50.0, UNITS),
+    "train_step_size": Value(50.0, UNITS),
+}
+"""Of the latent network, the classifier and the energies."""
+
+PAPER: Mapping[str, Value] = {
+    "recipe": Value("joint", f"{TEXT}: Algorithm 1"),
+    **HEADS,
+    "schedule": Value("step", f"{CODE}: x 0.1 at 60 %"),
 }
 
 
-def _add(name: str, about: str, dataset: str, backbone: str, **settings: Any) -> None:
-    PRESETS.register(name)(Preset(about, dataset, backbone, {**PAPER, **settings}))
+def _add(
+    name: str, about: str, dataset: str, backbone: Value, common: Mapping[str, Value], **values: Value
+) -> None:
+    PRESETS.register(name)(Preset(about, dataset, *backbone, {**common, **values}))
 
 
-_add(
-    "pacs-resnet18",
-    "PACS, leave one domain out, ResNet-18",
-    "pacs",
-    "timm:resnet18",
-    backbone_rate=5e-5,  # [T]
-)
-_add(
-    "pacs-resnet50",
-    "PACS, leave one domain out, ResNet-50",
-    "pacs",
-    "timm:resnet50",
-    backbone_rate=1e-5,  # [T]
-)
-_add(
-    "office-home-resnet18",
-    "Office-Home, leave one domain out, ResNet-18",
-    "office_home",
-    "timm:resnet18",
-    backbone_rate=1e-5,  # [T]
-    num_draws=5,  # [S]
-    # [W] the paper's step size is 100
-)
-_add(
-    "office-home-resnet50",
-    "Office-Home, leave one domain out, ResNet-50",
-    "office_home",
-    "timm:resnet50",
-    backbone_rate=1e-5,  # [T]
-    num_draws=5,  # [S]
-    # [W] the paper's step size is 100
-)
-_add(
-    "rotated-mnist-resnet18",
-    "Rotated MNIST, sources 15 to 75 degrees, ResNet-18",
-    "rotated_mnist",
-    "timm:resnet18",
-    backbone_rate=5e-5,  # [T]
-    **{"augmentation.flip": 0.0, "augmentation.hue": 0.0},  # [W] a mirrored 2 is no digit; digits are gray
-)
-_add(
-    "rotated-fashion-mnist-resnet18",
-    "Rotated Fashion-MNIST, sources 15 to 75 degrees, ResNet-18",
-    "rotated_fashion_mnist",
-    "timm:resnet18",
-    backbone_rate=5e-5,  # [T]
-    **{"augmentation.flip": 0.0, "augmentation.hue": 0.0},  # [W] a mirror image turns the other way
-)
+for model, title, rate in (("resnet18", "ResNet-18", 5e-5), ("resnet50", "ResNet-50", 1e-5)):
+    _add(
+        f"pacs-{model}",
+        f"PACS, leave one domain out, {title}",
+        "pacs",
+        Value(f"timm:{model}", TABLE),
+        PAPER,
+        backbone_rate=Value(rate, TABLE),
+        step_size=Value(50.0, TABLE),
+        train_step_size=Value(50.0, TABLE),
+    )
+
+for model, title in (("resnet18", "ResNet-18"), ("resnet50", "ResNet-50")):
+    _add(
+        f"office-home-{model}",
+        f"Office-Home, leave one domain out, {title}",
+        "office_home",
+        Value(f"timm:{model}", TABLE),
+        PAPER,
+        backbone_rate=Value(1e-5, TABLE),
+        num_draws=Value(5, TEXT),
+        step_size=Value(50.0, f"{UNITS}; 100 in the {TABLE}"),
+        train_step_size=Value(50.0, f"{UNITS}; 100 in the {TABLE}"),
+    )
+
+for data, title, mirrored in (
+    ("mnist", "Rotated MNIST", "a mirrored 2 is no digit"),
+    ("fashion-mnist", "Rotated Fashion-MNIST", "a mirror image turns the other way"),
+):
+    _add(
+        f"rotated-{data}-resnet18",
+        f"{title}, sources 15 to 75 degrees, ResNet-18",
+        f"rotated-{data}".replace("-", "_"),
+        Value("timm:resnet18", TABLE),
+        PAPER,
+        backbone_rate=Value(5e-5, TABLE),
+        step_size=Value(50.0, TABLE),
+        train_step_size=Value(50.0, TABLE),
+        **{
+            "augmentation.flip": Value(0.0, f"{OURS}: {mirrored}"),
+            "augmentation.hue": Value(0.0, f"{OURS}: the images are gray"),
+        },
+    )
+
 _add(
     "pheme-distilbert",
     "PHEME, leave one event out, DistilBERT",
     "pheme",
-    "hf:distilbert-base-uncased",
-    backbone_rate=3e-5,  # [T]
-    # [W] the paper's step size is 40 [T] or 20 [S]
+    Value("hf:distilbert-base-uncased", TABLE),
+    PAPER,
+    backbone_rate=Value(3e-5, TABLE),
+    step_size=Value(50.0, f"{UNITS}; 40 in the {TABLE}, 20 in its text"),
+    train_step_size=Value(50.0, f"{UNITS}; 40 in the {TABLE}, 20 in its text"),
 )
 _add(
     "domainnet-resnet50",
     "DomainNet, leave one domain out, ResNet-50",
     "domainnet",
-    "timm:resnet50",
-    backbone_rate=1e-5,  # [S] the protocol of PACS
+    Value("timm:resnet50", TEXT),
+    PAPER,
+    **{
+        name: Value(value, f"{TEXT}: the protocol of PACS")
+        for name, value in PRESETS["pacs-resnet50"].settings.items()
+        if name in ("backbone_rate", "num_steps", "train_steps", "step_size", "train_step_size")
+    },
 )
+
+UNSAID = {
+    "num_steps": Value(20, AS_PACS),
+    "train_steps": Value(20, AS_PACS),
+    "step_size": Value(50.0, AS_PACS),
+    "train_step_size": Value(50.0, AS_PACS),
+}
+"""What the paper's table has for other datasets only."""
+
+for data, title, model, network, rate in (
+    ("cifar10_c", "CIFAR-10-C", "resnet18", "ResNet-18", 5e-5),
+    ("imagenet_c", "ImageNet-C", "resnet50", "ResNet-50", 1e-5),
+):
+    _add(
+        f"{data.replace('_', '-')}-{model}",
+        f"{title}, clean images as the one source, noise as negatives, {network}",
+        data,
+        Value(f"timm:{model}", f"{OURS}: the paper does not say"),
+        {**PAPER, **UNSAID},
+        backbone_rate=Value(rate, AS_PACS),
+        shifts=Value("noise", f"{TEXT}: the first of its two kinds of negatives"),
+    )
+    _add(
+        f"{data.replace('_', '-')}-{model}-corruptions",
+        f"{title}, clean images as the one source, extra corruptions as negatives, {network}",
+        data,
+        Value(f"timm:{model}", f"{OURS}: the paper does not say"),
+        {**HEADS, **UNSAID},
+        whiten=Value(False, f"{TEXT}: it has none"),
+        recipe=Value("two-stage", f"{OURS}: `joint` has noise alone for one source to practise on"),
+        shifts=Value("corruptions", f"{TEXT}: the second of its two kinds of negatives"),
+        **{
+            "finetune.max_iter": Value(10_000, TEXT),
+            "finetune.batch_size": Value(128, TEXT),
+            "finetune.backbone_rate": Value(rate, AS_PACS),
+            "finetune.head_rate": Value(1e-4, TABLE),
+            "finetune.weight_decay": Value(5e-4, CODE),
+            "finetune.schedule": Value("step", f"{CODE}: x 0.1 at 60 %"),
+        },
+    )
 
 
 def list_presets() -> list[str]:
