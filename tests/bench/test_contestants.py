@@ -50,6 +50,23 @@ def test_a_refusal_names_an_adapter_as_it_is_typed(tmp_path):
     assert told == dict.fromkeys(names, True)
 
 
+@pytest.mark.parametrize("selection", ["oracle", "leave-one-source-out"])
+def test_a_part_of_the_rows_is_no_candidate(selection, tmp_path):
+    """One row alone is answered with 0 or 100 %: no score to hold against that of all rows."""
+    plan = Plan(
+        (feature_file(tmp_path / "f.npz"),),
+        parse_specs(["t3a:keep=1", "t3a:keep=20", "t3a:keep=2:rows=1", "t3a:keep=3:rows=1"]),
+        ("a",),
+        (0,),
+        selection,
+        Training(QUICK, "cpu"),
+    )
+    rows = [row for row in bench(plan, tmp_path / "out")["table"] if "chosen" in row]
+    (row,) = rows
+    assert row["label"].endswith("among those without rows=")
+    assert set(row["chosen"].values()) <= {"t3a:keep=1", "t3a:keep=20"}
+
+
 @pytest.mark.parametrize("text", ["t3a:rows=0", "t3a:rows=many", "linear:rows=5", "none:rows=5"])
 def test_bad_rows(text):
     with pytest.raises(InputError, match=r"1 or more|takes no options"):

@@ -1,7 +1,8 @@
 """Which of several candidates is used: by what may be known before the target is seen, or by an oracle.
 
 Candidates are the contestants of one adapter that differ in their options: numbers of steps, batch sizes.
-No adaptation is always among those of our own.
+No adaptation is always among those of our own. A contestant that answers some rows of a target is none: its
+score would be that of other samples.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ def families(specs: Sequence[Spec]) -> dict[str, list[Spec]]:
     """
     found: dict[str, list[Spec]] = {}
     for spec in specs:
-        if spec.name != NONE and ("num_steps", AUTO) not in spec.options:  # that one chooses for itself
+        tuned = ("num_steps", AUTO) in spec.options  # that one chooses for itself
+        if spec.name != NONE and spec.rows is None and not tuned:
             found.setdefault(spec.name, [Spec(NONE)] if spec.name == OURS else []).append(spec)
     return {name: candidates for name, candidates in found.items() if len(candidates) > 1}
 
@@ -38,14 +40,17 @@ def choose(selection: str, scores: dict[str, list[float]], candidates: Sequence[
     return max(known, key=lambda spec: mean(scores[spec.key])) if known else None
 
 
-def label_of(family: str, selection: str) -> str:
-    """Name of the selected row; that of an oracle says so first."""
+def label_of(family: str, selection: str, specs: Sequence[Spec] = ()) -> str:
+    """Name of the selected row; that of an oracle says so first, and where contestants were no candidates,
+    the name says that."""
     how = {"source": "source validation", "leave-one-source-out": "leave one source out"}
-    return (
+    label = (
         f"ORACLE {family}, best on the target"
         if selection == "oracle"
         else f"{family}, chosen by {how[selection]}"
     )
+    some = any(spec.name == family and spec.rows is not None for spec in specs)
+    return f"{label} among those without rows=" if some else label
 
 
 def key_of_selected(family: str, selection: str) -> str:

@@ -167,7 +167,7 @@ def _row(
 def _label(key: str, plan: "Plan") -> str:
     name, _, family = key.partition(":")
     if name in ("selected", "oracle"):
-        return label_of(family, plan.selection)
+        return label_of(family, plan.selection, plan.specs)
     return next(spec.label for spec in plan.specs if spec.key == key)
 
 
