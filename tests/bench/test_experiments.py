@@ -8,7 +8,8 @@ import pytest
 
 from sourceward.bench.experiments import EXPERIMENTS, Context, list_experiments
 from sourceward.bench.experiments.base import known_as
-from sourceward.bench.experiments.scores import Scores
+from sourceward.bench.experiments.scores import Scores, _quoted
+from sourceward.bench.quoted import PACS, quoted
 from sourceward.bench.reproduce import reproduce
 from sourceward.bench.training import Training
 from sourceward.data import open_dataset
@@ -122,8 +123,17 @@ def test_published_numbers_stand_beside_ours_for_their_data(tmp_path):
     table = reproduce("ablation", context(file, tmp_path / "out", targets=("photo",)))["tables"][0]
     rows = {row[0]: row for row in table["rows"]}
     quoted = next(row for name, row in rows.items() if name.startswith("latent, adapted, resnet18"))
-    assert quoted[1:3] == ["96.0", "84.9"]
-    assert "Xiao et al., ICLR 2023" in quoted[0]
+    assert quoted[1:3] == ["96.0", "96.0"]
+    assert "Xiao et al., ICLR 2023; mean over these targets" in quoted[0]
+
+
+def test_a_published_mean_stands_beside_one_over_the_same_targets():
+    (mean,) = quoted("aggregation", method="mean")
+    assert _quoted(mean, [f"pacs/{name}" for name in PACS]) == [
+        "mean, resnet18 (Xiao et al., ICLR 2023)",
+        *("-", "-", "-", "-", "84.9", ""),
+    ]
+    assert _quoted(mean, ["pacs/photo"])[1:] == ["-", "-", ""]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """Published numbers stand beside ours, and a shortfall is said."""
 
+from sourceward.bench.quoted import PACS
 from sourceward.report.beside import absent, cost, published, shortfalls, trust
+from sourceward.report.document import _theirs
 
 
-def results(backbone="torchvision:resnet50-v1", mean=0.8495, targets=("photo", "sketch")):
+def results(backbone="torchvision:resnet50-v1", mean=0.8495, targets=PACS):
     places = {f"pacs/{name}": {"mean": mean} for name in targets}
     row = {"adapter": "none", "label": "no adaptation", "mean": mean, "targets": places}
     adapters = {"none": {"ms_per_sample": 4.0}}
@@ -29,6 +31,20 @@ def test_a_shortfall_is_said():
         "no adaptation: 1.1 points BELOW the paper, no adaptation (86.05)."
     ]
     assert "0.9 points above" in next(shortfalls(results(mean=0.8695)))
+
+
+def test_a_mean_over_other_targets_is_no_comparison():
+    """No adaptation was published as a mean over four targets; 20 steps for each of them."""
+    some = results(targets=("photo", "sketch"))
+    assert list(shortfalls(some)) == []
+    some["table"].append(some["table"][0] | {"adapter": "ebtsa:num_steps=20", "label": "ours"})
+    for_each = next(row for row in published(some) if row.per_target)
+    mean_alone = next(row for row in published(some) if not row.per_target)
+    places = ["pacs/photo", "pacs/sketch"]
+    told = _theirs(for_each, ["photo", "sketch"], places)
+    assert (told[0][-26:], told[1:4]) == (", mean over these targets*", ["97.7", "80.4", "89.03"])
+    assert _theirs(mean_alone, ["photo", "sketch"], places)[1:4] == ["-", "-", "-"]
+    assert list(shortfalls(some)) == ["ours: 4.1 points BELOW the paper, 20 steps (89.03 on these targets)."]
 
 
 def test_another_backbone_is_named():

@@ -6,7 +6,7 @@ tables of Xiao et al. (ICLR 2023), "the paper", where `via` says so; one that co
 says so in its `note`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,10 +44,31 @@ class Quoted:
     via: str = ""
     note: str = ""
 
+    def mean_over(self, targets: Collection[str]) -> float | None:
+        """The mean where it can stand beside one over `targets`: as it was published where those are all of
+        the data's, of what was published for each of them where they are some, None where that is not known.
+
+        >>> row = Quoted("x", "pacs", "", 80.0, "", dict(zip(PACS, (90.0, 70.0, 85.0, 75.0))))
+        >>> row.mean_over(PACS), row.mean_over(["photo", "cartoon"]), row.mean_over(["dog"])
+        (80.0, 87.5, None)
+        """
+        if set(targets) >= set(self.per_target or _all_targets(self.dataset)):
+            return self.mean
+        known = [self.per_target[name] for name in targets if name in self.per_target]
+        return sum(known) / len(known) if known and len(known) == len(targets) else None
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; `quoted` is always true."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {"quoted": True, **plain, "per_target": dict(self.per_target)}
+
+
+def _all_targets(dataset: str) -> Collection[str]:
+    """What a published mean is over; nothing where that is not known."""
+    from sourceward.data.corruptions import TEST_CORRUPTIONS
+
+    own = {"pacs": PACS, "office_home": OFFICE_HOME, "pheme": PHEME}
+    return TEST_CORRUPTIONS if dataset.endswith("_c") else own.get(dataset, ())
 
 
 TABLES: Registry[tuple[Quoted, ...]] = Registry("quoted table")

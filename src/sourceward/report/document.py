@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sourceward.bench.quoted import quoted
+from sourceward.bench.quoted import Quoted, quoted
 from sourceward.errors import InputError
 from sourceward.report.beside import absent, cost, published, shortfalls, trust
 from sourceward.report.results import read_results
@@ -50,16 +50,7 @@ def _bench(results: dict[str, Any]) -> Iterator[str]:
         ]
         for row in rows
     ]
-    theirs = [
-        [
-            f"*published: {row.method}, {row.backbone or row.dataset}*",
-            *(f"{row.per_target[name]:.1f}" if name in row.per_target else "-" for name in names),
-            f"{row.mean if row.measure == 'accuracy %' else 100 - row.mean:.2f}",
-            "",
-            "",
-        ]
-        for row in published(results)
-    ]
+    theirs = [_theirs(row, names, places) for row in published(results)]
     if results.get("about"):
         yield results["about"]
     header = ["accuracy, %", *names, "mean", "against no adaptation", "worst target"]
@@ -78,6 +69,15 @@ def _bench(results: dict[str, Any]) -> Iterator[str]:
     failed = [cell for cell in results.get("failed", ()) if not cell.get("unsuitable")]
     if failed:
         yield f"{len(failed)} cells failed; the first: {failed[0]['reason']}"
+
+
+def _theirs(row: Quoted, names: Sequence[str], places: Sequence[str]) -> list[str]:
+    """A published row; its mean only where it is over the targets of this table."""
+    mean = row.mean_over({place.rsplit("/", 1)[-1] for place in places})
+    part = "" if mean in (row.mean, None) else ", mean over these targets"
+    told = "-" if mean is None else f"{mean if row.measure == 'accuracy %' else 100 - mean:.2f}"
+    each = (f"{row.per_target[name]:.1f}" if name in row.per_target else "-" for name in names)
+    return [f"*published: {row.method}, {row.backbone or row.dataset}{part}*", *each, told, "", ""]
 
 
 def _promises(results: dict[str, Any]) -> Iterator[tuple[str, float, float]]:

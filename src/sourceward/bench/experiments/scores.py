@@ -139,6 +139,10 @@ def _gain(numbers: dict[str, Any]) -> str:
 
 
 def _quoted(row: Quoted, places: Sequence[str]) -> list[str]:
+    targets = list(dict.fromkeys(map(_target, places)))
     per_target = [f"{row.per_target[t]:.1f}" if (t := _target(p)) in row.per_target else "-" for p in places]
     via = (f", in {row.via}" if row.via else "") + (f"; {row.note}" if row.note else "")
-    return [f"{row.method}, {row.backbone} ({row.source}{via})", *per_target, f"{row.mean:.1f}", ""]
+    mean = row.mean_over(targets)
+    via += "" if mean in (row.mean, None) else "; mean over these targets"
+    told = "-" if mean is None else f"{mean:.1f}"
+    return [f"{row.method}, {row.backbone} ({row.source}{via})", *per_target, told, ""]
