@@ -26,7 +26,7 @@ def four_domains() -> DomainDataset:
 @pytest.mark.parametrize("options", [{"freeze": True}, {}, {"settings": {"crossfit": True}}])
 def test_the_sources_say_whether_adaptation_will_help(options, tmp_path):
     options = {"backbone": "tiny:conv", "weights": None, "allow_missing": True, **options}
-    settings = AUTO | FINETUNE | options.pop("settings", {})
+    settings = AUTO | ({} if options.get("freeze") else FINETUNE) | options.pop("settings", {})
     options["settings"] = settings
     model = fit(four_domains(), out=tmp_path / "run", target="d", progress=False, **options)
     told = model.info["promise"]

@@ -136,6 +136,22 @@ def test_whole_settings_are_looked_at_as_layers_are(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("trains", "given", "message"),
+    [
+        (False, {"finetune.max_iter": 7}, "`finetune.max_iter` has a part where a backbone is trained"),
+        (False, {"augmentation": {"hue": 0.3}}, "`augmentation.hue` has a part"),
+        (False, {"backbone_rate": 0.1}, "`backbone_rate` has a part"),
+        (False, {"recipe": "joint"}, "`recipe` has a part"),
+        (True, {"recipe": "joint", "finetune.max_iter": 7}, "'joint': set `max_iter`, or choose"),
+        (True, {"recipe": "joint", "finetune.select": "last"}, "'joint': choose `recipe=two-stage`"),
+    ],
+)
+def test_a_setting_that_nothing_looks_at_is_refused(trains, given, message):
+    with pytest.raises(InputError, match=message):
+        settings_for(trains, given)
+
+
 def test_later_layers_win():
     settings = settings_for(True, {"max_iter": 5, "kl": 0.5}, {"max_iter": "7"})
     assert (settings.max_iter, settings.kl) == (7, 0.5)

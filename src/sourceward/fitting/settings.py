@@ -12,7 +12,8 @@ from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.tuning import LENGTHS
 from sourceward.fitting.finetune import FineTuneSettings
-from sourceward.fitting.values import parse_assignments, read_config, typed
+from sourceward.fitting.presets import OF_BACKBONE
+from sourceward.fitting.values import differing, parse_assignments, read_config, typed
 from sourceward.functional import Coefficients
 from sourceward.nn.heads import HEADS
 from sourceward.parallel import choose_device
@@ -232,19 +233,26 @@ class FitSettings:
 
     def refuse_unused(self, trains_backbone: bool) -> None:
         """A setting that nothing will look at was set for a reason: say where it belongs."""
-        if not trains_backbone or self.recipe != "two-stage":
-            if self.heads_device is not None:
+        joint = trains_backbone and self.recipe == "joint"
+        for name in differing(self, FitSettings()):
+            key = name.partition(".")[0]
+            if key == "heads_device" and (joint or not trains_backbone):
+                raise InputError(f"`{name}` belongs to the recipe 'two-stage': leave it out, use --device.")
+            if not trains_backbone and key in OF_BACKBONE and key != "crossfit":
                 raise InputError(
-                    "`heads_device` belongs to the recipe 'two-stage': leave it out, use --device."
+                    f"`{name}` has a part where a backbone is trained, and here none is: leave it out."
                 )
-            return
-        usual = FitSettings()
-        for name in fields(self):
-            key = name.name
-            if key in _ESTIMATOR or key in _USED or getattr(self, key) == getattr(usual, key):
-                continue
-            there = f"set `finetune.{key}`, or " if key in FineTuneSettings.__dataclass_fields__ else ""
-            raise InputError(f"`{key}` has no part in the recipe 'two-stage': {there}choose `recipe=joint`.")
+            if joint and key == "finetune":
+                own = name.partition(".")[2]
+                there = f"set `{own}`, or " if own in self.__dataclass_fields__ else ""
+                raise InputError(
+                    f"`{name}` has no part in the recipe 'joint': {there}choose `recipe=two-stage`."
+                )
+            if trains_backbone and not joint and key not in _ESTIMATOR and key not in _USED:
+                there = f"set `finetune.{key}`, or " if key in FineTuneSettings.__dataclass_fields__ else ""
+                raise InputError(
+                    f"`{key}` has no part in the recipe 'two-stage': {there}choose `recipe=joint`."
+                )
 
     def to_dict(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self)))

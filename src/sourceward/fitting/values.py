@@ -1,8 +1,8 @@
 """Settings as people give them, in files and as `key=value`, to values of the types that are declared."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -55,6 +55,16 @@ def typed(owner: type, values: Mapping[str, Any]) -> dict[str, Any]:
             raise unknown_name("setting", name, known)
         result[name] = _as_type(name, value, hints[name])
     return result
+
+
+def differing(one: Any, other: Any) -> Iterator[str]:
+    """Names of the fields in which two dataclasses of a kind differ, `finetune.max_iter` where they nest."""
+    for name in (field.name for field in fields(one)):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if mine != theirs and is_dataclass(mine):
+            yield from (f"{name}.{inner}" for inner in differing(mine, theirs))
+        elif mine != theirs:
+            yield name
 
 
 def _as_type(name: str, value: Any, hint: Any) -> Any:
