@@ -108,9 +108,9 @@ def _facts(diagnosis: Diagnosis) -> list[str]:
         sizes = diagnosis.image_sizes
         small, middle, large = (f"{w}x{h}" for w, h in (sizes.smallest, sizes.median, sizes.largest))
         facts.append(f"Image sizes: {small} to {large}, median {middle}.")
-    if diagnosis.official_split:
-        train, val = diagnosis.official_split
-        facts.append(f"Official split: {train:,} to train on, {val:,} to select on.")
+    if diagnosis.split:
+        train, val = diagnosis.split
+        facts.append(f"Split: {train:,} to train on, {val:,} to select on, {diagnosis.split_by}.")
     return facts
 
 

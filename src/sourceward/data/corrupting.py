@@ -16,6 +16,7 @@ from sourceward.data.decode import Geometry, decode_image, geometry, resize_arra
 from sourceward.errors import InputError
 
 CLEAN = "clean"
+SPLIT_BY = "a tenth of each class of the clean images, with all their copies"
 
 
 def corrupted_domains(
@@ -45,7 +46,7 @@ def corrupted_domains(
     items = [_corrupt(data, name, severity, shape, seed) for name, data in parts]
     split = np.full(len(clean), "train", dtype="<U5")
     split[val] = "val"
-    return build(
+    data = build(
         "image",
         np.concatenate(items) if isinstance(items[0], np.ndarray) else sum(items, ()),
         [data.classes[code] for _, data in parts for code in data.labels],
@@ -58,6 +59,7 @@ def corrupted_domains(
         targets=targets,
         name=clean.name,
     )
+    return replace(data, split_by=SPLIT_BY)
 
 
 def choose_corruptions(corruptions: Sequence[str] | None, severity: int) -> tuple[str, ...]:

@@ -39,8 +39,9 @@ class DomainDataset:
     `items` is a tuple of `ImageItem` or an uint8 array (N, 1 or 3, H, W) for images, a tuple of strings for
     texts, a float32 array (N, D) for features. `labels` and `domains` are int64 (N,) codes into `classes` and
     `domain_names`. `ids` are names that stay the same from machine to machine. `split` is None or one of
-    "train" and "val" for each sample, where the dataset's owners say so. `targets` are the domains that the
-    owners hold out. `problems` lists what could not be used: nothing is dropped without an entry there.
+    "train" and "val" for each sample, where the dataset's owners say so or its reader does: `split_by` says
+    who. `targets` are the domains that the owners hold out. `problems` lists what could not be used: nothing
+    is dropped without an entry there.
     """
 
     kind: Kind
@@ -54,6 +55,7 @@ class DomainDataset:
     problems: tuple[Problem, ...] = ()
     targets: tuple[str, ...] = ()
     name: str = ""
+    split_by: str = "by the split that the data came with"
 
     def __len__(self) -> int:
         return len(self.labels)

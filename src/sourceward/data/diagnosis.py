@@ -54,7 +54,8 @@ class Diagnosis:
     classes: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
     targets: tuple[str, ...] = ()
-    official_split: tuple[int, int] | None = None
+    split: tuple[int, int] | None = None
+    split_by: str = ""
     image_sizes: SizeRange | None = None
     duplicates: Groups = ()
     contradictions: Groups = ()
@@ -117,7 +118,8 @@ def doctor(
         classes=dataset.classes,
         counts=tuple(tuple(int(n) for n in row) for row in counts),
         targets=tuple(left_out),
-        official_split=_split_counts(dataset),
+        split=_split_counts(dataset),
+        split_by=_split_by(dataset),
         image_sizes=_size_range([item.size for item in found if item.size]),
         duplicates=across,
         contradictions=contradictions,
@@ -195,10 +197,12 @@ def _size_range(sizes: list[tuple[int, int]]) -> SizeRange | None:
 
 
 def _split_counts(dataset: DomainDataset) -> tuple[int, int] | None:
-    if dataset.split is None:
-        return None
-    held = int((dataset.split == "val").sum())
-    return len(dataset) - held, held
+    train, val = dataset.train_val_indices()
+    return None if dataset.split is None else (len(train), len(val))
+
+
+def _split_by(dataset: DomainDataset) -> str:
+    return "a tenth of each class of each domain" if dataset.split is None else dataset.split_by
 
 
 def refuse(sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: bool) -> tuple[Refusal, ...]:
@@ -249,12 +253,11 @@ def _refuse_split(sources: DomainDataset) -> list[Refusal]:
 def _plan(dataset: DomainDataset, sources: DomainDataset) -> tuple[str, ...]:
     """What `fit` would do, a sentence each."""
     train, val = sources.train_val_indices()
-    by = "by the official lists" if sources.split is not None else "a tenth of each class of each domain"
     held = [name for name in dataset.domain_names if name not in sources.domain_names]
     lines = [
         f"Train on {len(train):,} {_noun(dataset)} of {len(sources.domain_names)} source domains "
         f"({', '.join(sources.domain_names)}) and {len(dataset.classes)} classes.",
-        f"Select on {len(val):,} source {_noun(dataset)}, {by}.",
+        f"Select on {len(val):,} source {_noun(dataset)}, {_split_by(dataset)}.",
         f"Leave out {', '.join(held)}." if held else "Use every domain as a source; --target leaves one out.",
     ]
     if len(sources.domain_names) == 1:

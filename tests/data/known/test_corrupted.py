@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from sourceward.data import load_images, open_dataset
+from sourceward.data.diagnosis import doctor
 from sourceward.errors import InputError
 
 
@@ -55,3 +56,11 @@ def test_imagenet_from_clean_images(put, tmp_path):
     assert data.domain_names == ("clean", "contrast", "shot_noise")
     assert data.counts().tolist() == [[1, 1]] * 3
     assert len({image.numpy().tobytes() for image in load_images(data, 32)}) == 6
+
+
+def test_the_split_is_ours_and_doctor_says_so(tmp_path):
+    write_clean(tmp_path)
+    (tmp_path / "test_batch.bin").write_bytes((tmp_path / "data_batch_1.bin").read_bytes())
+    found = doctor(f"cifar10_c:{tmp_path}", corruptions=["contrast"], quick=True)
+    assert found.split_by == "a tenth of each class of the clean images, with all their copies"
+    assert f"Select on 10 source images, {found.split_by}." in found.plan

@@ -31,6 +31,7 @@ def test_official_lists_are_found_and_count_from_one(pacs, put, where):
     assert data.domain_names == DOMAINS
     assert data.ids[0] == "art_painting/dog/0.jpg"
     assert (data.split == "val").sum() == 28
+    assert data.split_by == "by the official lists"
     assert {name.split("/")[-1] for name in data.train_val()[1].ids} == {"1.jpg"}
     assert [p.kind for p in data.problems] == ["one_based_labels"]
 

@@ -36,6 +36,7 @@ def test_the_settings_of_the_paper(mnist, setting, sources):
 
 def test_an_image_validates_in_all_domains_or_in_none(mnist):
     data = open_dataset(mnist, setting="30-45", per_domain=100)
+    assert data.split_by == "one image in ten, at all its angles"
     held = {(d, name.split("/")[1]) for d, name, s in zip(data.domains, data.ids, data.split) if s == "val"}
     assert len(held) == 40
     assert len({number for _, number in held}) == 10

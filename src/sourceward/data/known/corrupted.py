@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sourceward.data.corrupting import CLEAN, choose_corruptions, corrupted_domains
+from sourceward.data.corrupting import CLEAN, SPLIT_BY, choose_corruptions, corrupted_domains
 from sourceward.data.dataset import DomainDataset, Problem, build, zero_based
 from sourceward.data.known.entry import known_dataset
 from sourceward.data.tree import StoredFile, Tree, is_image, read_tree
@@ -103,7 +103,7 @@ def _join(
 ) -> DomainDataset:
     """Parts with the same classes and domains of their own, as one; those without a split validate."""
     domains = [part.domain_names[code] for part in parts for code in part.domains]
-    return build(
+    data = build(
         "image",
         np.concatenate([part.items for part in parts]),
         [part.classes[code] for part in parts for code in part.labels],
@@ -118,6 +118,7 @@ def _join(
         targets=targets,
         name=name,
     )
+    return replace(data, split_by=SPLIT_BY)
 
 
 @known_dataset(

@@ -85,7 +85,8 @@ def read_vlcs(path: str | Path) -> DomainDataset:
     files, held, copies = _flatten_vlcs(tree)
     dataset = read_domains(Tree(tree.root, files), folders, VLCS, name=str(path), classes=VLCS_CLASSES)
     split = np.array(["val" if item in held else "train" for item in dataset.items]) if held else None
-    return replace(dataset, split=split, problems=dataset.problems + copies)
+    by = "by the folders `crossval`"
+    return replace(dataset, split=split, split_by=by, problems=dataset.problems + copies)
 
 
 def _flatten_vlcs(tree: Tree) -> tuple[dict[str, StoredFile], set[StoredFile], tuple[Problem, ...]]:

@@ -98,7 +98,12 @@ def apply_lists(dataset: DomainDataset, listed: Sequence[ListedImage]) -> Domain
         if name not in row_of
     ]
     problems += _check_labels(dataset, {row_of[name]: line for name, line in lines.items() if name in row_of})
-    return replace(dataset, split=np.asarray(split), problems=dataset.problems + tuple(problems))
+    return replace(
+        dataset,
+        split=np.asarray(split),
+        split_by="by the official lists",
+        problems=dataset.problems + tuple(problems),
+    )
 
 
 def _name(line: ListedImage) -> str:

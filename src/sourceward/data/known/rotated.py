@@ -3,6 +3,7 @@
 import gzip
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -90,7 +91,7 @@ def read_rotated(
     domains = np.repeat(names, [len(row) for row in rows])
     validates = np.zeros(len(pixels), dtype=bool)
     validates[order[::10]] = True
-    return build(
+    data = build(
         "image",
         turned[:, None],
         [classes[code] for code in labels[picked]],
@@ -102,6 +103,7 @@ def read_rotated(
         targets=[f"{angle:g}" for angle in targets],
         name=str(path),
     )
+    return replace(data, split_by="one image in ten, at all its angles")
 
 
 def _share(order: np.ndarray, num_domains: int, per_domain: int | None, images: str) -> list[np.ndarray]:
