@@ -137,30 +137,41 @@ def test_a_published_mean_stands_beside_one_over_the_same_targets():
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "changes", "says"),
     [
-        ("gaps", "needs domains that are angles.*has a, b, c: 0, 15"),
-        ("corruptions", "needs features with a domain 'clean'.*has a, b, c"),
+        ("gaps", {}, "needs domains that are angles.*has a, b, c: 0, 15"),
+        ("corruptions", {}, "needs features with a domain 'clean'.*has a, b, c"),
+        ("steps", {"targets": ("d",)}, "Unknown target 'd'"),
+        ("latent", {"training": Training({**QUICK, "head": "linear"}, "cpu")}, "head 'linear' has none. Use"),
+        ("choices", {"data": (tiny_texts(),), "training": Training()}, "Expected features for 'choices'"),
+        ("corruptions", {"data": (tiny_texts(),), "training": Training()}, "holds texts"),
     ],
 )
-def test_data_that_cannot_serve_is_told_why(tmp_path, name, says):
+def test_what_cannot_serve_is_told_why_before_anything_is_written(tmp_path, name, changes, says):
     file = feature_file(tmp_path / "f.npz")
     with pytest.raises(InputError, match=says):
-        reproduce(name, context(file, tmp_path / "out"))
+        reproduce(name, context(file, tmp_path / "out", **changes))
+    assert not (tmp_path / "out").exists()
 
 
-def test_texts_cannot_be_corrupted(tmp_path):
-    data = tiny_texts()
-    training = Training(backbone="tiny:text", weights=None)
-    with pytest.raises(InputError, match="holds texts"):
-        reproduce("corruptions", context("", tmp_path, data=(data,), training=training))
+@pytest.mark.parametrize(
+    ("name", "wanted", "wrong"), [("gaps", "90", "15"), ("corruptions", "fog", "spatter")]
+)
+def test_some_targets_are_asked_about_alone(name, wanted, wrong, runs, tmp_path):
+    file = feature_file(tmp_path / "features.npz", DOMAINS[name])
+    asked = context(file, runs / f"{name}-some", targets=(wanted,))
+    rows = reproduce(name, asked)["numbers"]["rows"]
+    assert {target for row in rows.values() for target in row["targets"]} == {f"features/{wanted}"}
+    with pytest.raises(InputError, match=f"Unknown target '{wrong}'"):
+        reproduce(name, replace(asked, targets=(wrong,)))
 
 
-def test_z_needs_a_head_that_has_it(tmp_path):
-    file = feature_file(tmp_path / "f.npz")
-    linear = Training({**QUICK, "head": "linear"}, "cpu")
-    with pytest.raises(InputError, match="Use --set head=pooled"):
-        reproduce("latent", context(file, tmp_path / "out", targets=("a",), training=linear))
+def test_models_of_clean_images_are_kept(tmp_path, monkeypatch):
+    asked = context(feature_file(tmp_path / "f.npz", DOMAINS["corruptions"]), tmp_path / "out")
+    first = reproduce("corruptions", asked)["numbers"]
+    assert len(list((asked.out / "runs").rglob("estimator.safetensors"))) == 2
+    monkeypatch.setattr("sourceward.estimator.EnergyAdapter.fit", lambda *_: pytest.fail("trained again"))
+    assert reproduce("corruptions", asked)["numbers"] == first
 
 
 def test_images_are_corrupted_and_walked(tmp_path):

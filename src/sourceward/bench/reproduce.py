@@ -19,6 +19,7 @@ def reproduce(name: str, context: Context, command: str = "") -> dict[str, Any]:
     experiment = EXPERIMENTS[name]
     if context.num_steps < 0:
         raise InputError(f"Expected `num_steps` to be 0 or more, but got {context.num_steps}.")
+    experiment.check(context)
     configuration = _configuration(name, context)
     _check_folder(context.out, configuration)
     open_folder(context.out)

@@ -1,6 +1,6 @@
 """What the paper's experiments share: the checkpoints they ask, the tables and figures they answer with."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,18 +82,12 @@ class Context:
     def checkpoints(self, **settings: Any) -> Iterator[Asked]:
         """Every (data, target, seed), with some settings of the training changed."""
         training = replace(self.training, settings={**self.training.settings, **settings})
-        found = False
         for name, dataset in self.datasets():
             for left_out, targets in leave_out(dataset, self.targets).items():
                 for seed in self.seeds:
                     checkpoint = self.train(dataset, training, left_out, seed, name)
                     for target in targets:
-                        found = True
                         yield Asked(name, target, seed, checkpoint, checkpoint.part(target))
-        if not found:
-            raise InputError(
-                f"No data holds out any of {list(self.targets)}. Leave --targets out to run all."
-            )
 
     def train(
         self, dataset: DomainDataset, training: Training, left_out: tuple[str, ...], seed: int, name: str
@@ -137,6 +131,21 @@ def known_as(dataset: DomainDataset) -> str:
     return ""
 
 
+def check_targets(context: Context) -> None:
+    """Refuse targets that no data holds out."""
+    found = [leave_out(dataset, context.targets) for _, dataset in context.datasets()]
+    if not any(found):
+        raise InputError(f"No data holds out any of {list(context.targets)}. Leave --targets out to run all.")
+
+
+def wanted_targets(wanted: tuple[str, ...], possible: Sequence[str]) -> list[str]:
+    """Of the possible targets those that were asked for; all when none were."""
+    for name in wanted:
+        if name not in possible:
+            raise unknown_name("target", name, possible)
+    return [name for name in possible if not wanted or name in wanted]
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One table or figure of the paper.
@@ -146,22 +155,29 @@ class Experiment:
         about: one line.
         needs: what data can serve it.
         run: does it.
+        check: refuses what cannot serve, before anything is written.
     """
 
     name: str
     about: str
     needs: str
     run: Callable[[Context], Outcome]
+    check: Callable[[Context], None] = check_targets
 
 
 EXPERIMENTS: Registry[Experiment] = Registry("experiment")
 
 
-def experiment(name: str, about: str, needs: str = "features, images or texts") -> Callable:
+def experiment(
+    name: str,
+    about: str,
+    needs: str = "features, images or texts",
+    check: Callable[[Context], None] = check_targets,
+) -> Callable:
     """Register `run(context)` under `name`."""
 
     def add(run: Callable[[Context], Outcome]) -> Callable[[Context], Outcome]:
-        EXPERIMENTS.register(name)(Experiment(name, about, needs, run))
+        EXPERIMENTS.register(name)(Experiment(name, about, needs, run, check))
         return run
 
     return add

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sourceward.adapters import EnergyAdaptation
-from sourceward.bench.experiments.base import Asked, Context, Outcome, experiment, leave_out
+from sourceward.bench.experiments.base import Asked, Context, Outcome, check_targets, experiment, leave_out
 from sourceward.bench.experiments.scores import Scores
 from sourceward.bench.experiments.walks import Walk, walk_all
 from sourceward.errors import InputError
@@ -60,7 +60,15 @@ TRAINING: dict[str, dict[str, Any]] = {
 """Against the defaults."""
 
 
-@experiment("choices", "What helps at test time: asked of pretend targets, one source at a time.", "features")
+def check(context: Context) -> None:
+    if any(dataset.kind != "features" for _, dataset in context.datasets()):
+        raise InputError("Expected features for 'choices', but found raw data. Name a feature file.")
+    check_targets(context)
+
+
+@experiment(
+    "choices", "What helps at test time: asked of pretend targets, one source at a time.", "features", check
+)
 def choices(context: Context) -> Outcome:
     scores, trust = Scores(), {}
     for group in _groups(context):
@@ -92,7 +100,7 @@ def choices(context: Context) -> Outcome:
     return Outcome(tables, numbers=numbers, notes=notes)
 
 
-@experiment("choices-training", "What helps in training: asked of pretend targets.", "features")
+@experiment("choices-training", "What helps in training: asked of pretend targets.", "features", check)
 def choices_training(context: Context) -> Outcome:
     scores = Scores()
     variants: dict[str, dict[str, Any]] = {"defaults": {}} | TRAINING
@@ -191,8 +199,6 @@ def _pretend(context: Context, settings: dict[str, Any]) -> Iterator[Asked]:
     """Every source in turn as a target, beside whatever is held out anyway."""
     training = replace(context.training, settings={**context.training.settings, **settings}, tune=False)
     for name, dataset in context.datasets():
-        if dataset.kind != "features":
-            raise InputError("Expected features for 'choices', but found raw data. Name a feature file.")
         for left_out in leave_out(dataset, context.targets):
             held = left_out if dataset.targets else ()
             sources = [d for d in dataset.domain_names if d not in held]

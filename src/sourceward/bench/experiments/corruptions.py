@@ -6,33 +6,44 @@ from typing import Any
 import numpy as np
 import torch
 
-from sourceward.bench.experiments.base import Context, Outcome, experiment
+from sourceward.bench.cells import key_of
+from sourceward.bench.code import code_version
+from sourceward.bench.experiments.base import Context, Outcome, experiment, wanted_targets
 from sourceward.bench.experiments.scores import Scores
 from sourceward.data import DomainDataset
 from sourceward.data.corrupting import CLEAN, corrupted_domains
+from sourceward.data.corruptions import EXTRA_CORRUPTIONS, TEST_CORRUPTIONS
 from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
+from sourceward.parallel import choose_device
 
 SMALL = ("gaussian_noise", "contrast")
 NEGATIVES = ("noise as negatives", "other corruptions as negatives")
+
+
+def check(context: Context) -> None:
+    for name, dataset in context.datasets():
+        _check_data(dataset, name)
+        wanted_targets(context.targets, _possible(context, dataset))
 
 
 @experiment(
     "corruptions",
     "Train on clean images alone, answer on 15 corruptions; practise on noise or on the 4 extra corruptions.",
     "images, whose first domain is taken as clean, or features with a domain `clean`",
+    check,
 )
 def corruptions(context: Context) -> Outcome:
     scores, published = Scores(), []
     for name, dataset in context.datasets():
-        features, extra = _features(context, dataset, name)
+        targets = wanted_targets(context.targets, _possible(context, dataset))
+        features, extra = _features(context, dataset, targets)
         published += context.published("corruptions", features)
-        targets = [d for d in features.domain_names if d != CLEAN and d not in extra]
         clean, practice = features.of_domains([CLEAN]), features.of_domains(extra) if extra else None
         for seed in context.seeds:
             for how in NEGATIVES if practice is not None else NEGATIVES[:1]:
                 shifted = practice if how == NEGATIVES[1] else None
-                estimator = _fit(context, clean, shifted, seed)
+                estimator = _fit(context, clean, shifted, seed, name)
                 for target in targets:
                     part = features.of_domains([target])
                     for word, steps in (("no adaptation", 0), ("adapted", context.num_steps)):
@@ -52,26 +63,34 @@ def corruptions(context: Context) -> Outcome:
     )
 
 
-def _features(context: Context, dataset: DomainDataset, name: str) -> tuple[DomainDataset, list[str]]:
-    """Features of clean and corrupted samples, and which domains are to practise on."""
-    from sourceward.data.corruptions import EXTRA_CORRUPTIONS
-
+def _check_data(dataset: DomainDataset, name: str) -> None:
+    """Say why data cannot serve."""
     if dataset.kind == "text":
         raise InputError(f"Experiment 'corruptions' corrupts images, but '{name}' holds texts.")
+    if dataset.kind == "features" and (CLEAN not in dataset.domain_names or len(dataset.domain_names) < 2):
+        raise InputError(
+            "Experiment 'corruptions' needs features with a domain 'clean' and one for each corruption, but "
+            f"'{name}' has {', '.join(dataset.domain_names)}. Name images: they are corrupted here."
+        )
+
+
+def _possible(context: Context, dataset: DomainDataset) -> list[str]:
+    """The corruptions that are targets: those of the data, or those that clean images are put to."""
+    if CLEAN in dataset.domain_names:
+        return [name for name in dataset.domain_names if name not in (CLEAN, *EXTRA_CORRUPTIONS)]
+    return list(SMALL if context.small else TEST_CORRUPTIONS)
+
+
+def _features(
+    context: Context, dataset: DomainDataset, targets: list[str]
+) -> tuple[DomainDataset, list[str]]:
+    """Features of clean and corrupted samples, and which domains are to practise on."""
     if dataset.kind == "features":
-        if CLEAN not in dataset.domain_names or len(dataset.domain_names) < 2:
-            raise InputError(
-                "Experiment 'corruptions' needs features with a domain 'clean' and one for "
-                "each "
-                f"corruption, but '{name}' has {', '.join(dataset.domain_names)}. Name images: they are "
-                "corrupted here."
-            )
         return dataset, [d for d in dataset.domain_names if d in EXTRA_CORRUPTIONS]
     extra = [EXTRA_CORRUPTIONS[0]] if context.small else list(EXTRA_CORRUPTIONS)
     if CLEAN not in dataset.domain_names:
-        chosen = SMALL if context.small else None
         clean = dataset.of_domains([dataset.domain_names[0]])
-        dataset = corrupted_domains(clean, chosen, practice=extra, size=None if clean_arrays(clean) else 64)
+        dataset = corrupted_domains(clean, targets, practice=extra, size=None if clean_arrays(clean) else 64)
     return _encode(context, dataset), [d for d in extra if d in dataset.domain_names]
 
 
@@ -84,7 +103,6 @@ def _encode(context: Context, dataset: DomainDataset) -> DomainDataset:
     from sourceward.inputs import extract_features
     from sourceward.nn.backbones import create_backbone
     from sourceward.nn.projection import principal_components
-    from sourceward.parallel import choose_device
 
     training = context.training
     spec = training.backbone or "timm:resnet18"
@@ -99,8 +117,10 @@ def _encode(context: Context, dataset: DomainDataset) -> DomainDataset:
     return replace(found, items=items.numpy())
 
 
-def _fit(context: Context, clean: DomainDataset, practice: DomainDataset | None, seed: int) -> EnergyAdapter:
-    rows = clean.train_val_indices()[0]
+def _fit(
+    context: Context, clean: DomainDataset, practice: DomainDataset | None, seed: int, name: str
+) -> EnergyAdapter:
+    """A model of clean features, or what a training left behind the last time."""
     known = EnergyAdapter().get_params()
     settings: dict[str, Any] = {k: v for k, v in context.training.settings.items() if k in known}
     estimator = EnergyAdapter(
@@ -112,8 +132,18 @@ def _fit(context: Context, clean: DomainDataset, practice: DomainDataset | None,
             **settings,
         }
     )
+    data = [None if part is None else part.fingerprint() for part in (clean, practice)]
+    key = key_of({"of": [code_version(False), data, estimator.get_params()]})[:10]
+    file = context.out / "runs" / f"{name}-{CLEAN}-{seed}-{key}" / "estimator.safetensors"
+    if file.exists():
+        estimator = EnergyAdapter.load(file)
+        estimator.network_.to(choose_device(context.training.device))
+        return estimator
     shifted: dict[str, Any] = {}
     if practice is not None:
         shifted = {"X_shifted": practice.items, "y_shifted": practice.labels}
-    part = clean.select(rows)
-    return estimator.fit(part.items, part.labels, **shifted)
+    part = clean.select(clean.train_val_indices()[0])
+    estimator.fit(part.items, part.labels, **shifted)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    estimator.save(file)
+    return estimator

@@ -2,28 +2,37 @@
 
 from typing import Any
 
-from sourceward.bench.experiments.base import Context, Drawing, Outcome, experiment
+from sourceward.bench.experiments.base import Context, Drawing, Outcome, experiment, wanted_targets
 from sourceward.bench.experiments.scores import Scores
 from sourceward.data import DomainDataset
 from sourceward.data.known.rotated import SETTINGS, TARGETS
 from sourceward.errors import InputError
+
+HELD_OUT = [f"{angle:g}" for angle in TARGETS]
+"""Never trained on, whichever of them are asked for."""
+
+
+def check(context: Context) -> None:
+    for name, dataset in context.datasets():
+        _check_angles(dataset, name)
+    wanted_targets(context.targets, HELD_OUT)
 
 
 @experiment(
     "gaps",
     "Rotations: sources 15 to 75, 30 to 60, and 30 and 45 degrees; targets 0 and 90.",
     "domains that are angles, such as rotated_mnist:/path",
+    check,
 )
 def gaps(context: Context) -> Outcome:
-    scores = Scores()
+    scores, targets = Scores(), wanted_targets(context.targets, HELD_OUT)
     for name, dataset in context.datasets():
-        targets = _angles(dataset, name)
         for setting, angles in SETTINGS.items():
             sources = [f"{angle:g}" for angle in angles]
-            part = dataset.of_domains([*sources, *targets])
+            part = dataset.of_domains([*sources, *HELD_OUT])
             for seed in context.seeds:
                 checkpoint = context.train(
-                    part, context.training, tuple(sorted(targets)), seed, f"{name}-{setting}"
+                    part, context.training, tuple(sorted(HELD_OUT)), seed, f"{name}-{setting}"
                 )
                 for target in targets:
                     rows = checkpoint.part(target)
@@ -38,25 +47,24 @@ def gaps(context: Context) -> Outcome:
     )
     return Outcome(
         [scores.table("accuracy, %", against, caption=caption)],
-        [_figure(scores)],
+        [_figure(scores, targets)],
         {"rows": scores.numbers(against)},
         ["No published numbers are at hand for this one."],
     )
 
 
-def _angles(dataset: DomainDataset, name: str) -> list[str]:
-    """Target domains, or why this data cannot serve."""
-    wanted = {f"{angle:g}" for angles in SETTINGS.values() for angle in angles} | {f"{a:g}" for a in TARGETS}
+def _check_angles(dataset: DomainDataset, name: str) -> None:
+    """Say why data cannot serve."""
+    wanted = {f"{angle:g}" for angles in SETTINGS.values() for angle in angles} | {*HELD_OUT}
     missing = sorted(wanted - set(dataset.domain_names), key=float)
     if missing:
         raise InputError(
             f"Experiment 'gaps' needs domains that are angles (0, 15, ... 90), but '{name}' has "
             f"{', '.join(dataset.domain_names)}: {', '.join(missing)} missing. Use rotated_mnist:/path."
         )
-    return [f"{angle:g}" for angle in TARGETS]
 
 
-def _figure(scores: Scores) -> Drawing:
+def _figure(scores: Scores, targets: list[str]) -> Drawing:
     from sourceward.report import figures
 
     counts = [len(angles) for angles in SETTINGS.values()]
@@ -68,5 +76,5 @@ def _figure(scores: Scores) -> Drawing:
         }
         figures.draw_lines(figure.subplots(), counts, lines, xlabel="number of sources", ylabel="accuracy, %")
 
-    caption = "Mean accuracy on 0 and 90 degrees against the number of source rotations."
+    caption = f"Mean accuracy on {' and '.join(targets)} degrees against the number of source rotations."
     return Drawing("gaps", caption, (5.0, 3.4), draw)

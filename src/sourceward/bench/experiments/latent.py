@@ -8,22 +8,32 @@ from torch import Tensor
 
 from sourceward.adapters.classifier import log_vote, voter_logits
 from sourceward.bench.controls import linear_control
-from sourceward.bench.experiments.base import Asked, Context, Drawing, Outcome, experiment
+from sourceward.bench.experiments.base import Asked, Context, Drawing, Outcome, check_targets, experiment
 from sourceward.bench.experiments.scores import Scores
 from sourceward.bench.specs import Spec
 from sourceward.errors import InputError
-from sourceward.nn.heads import PrototypeHead
+from sourceward.nn.heads import HEADS, PrototypeHead
 from sourceward.report.page import Table
 
 PER_STEP = (1, 16, 64, 128)
 POINTS = 500
 
 
-@experiment("latent", "Predict from z alone; Tent on z with 1, 16, 64 and 128 samples per step.")
+def check(context: Context) -> None:
+    """Refuse a head without prototypes."""
+    head = context.training.settings.get("head", "pooled")
+    if not issubclass(HEADS[head], PrototypeHead):
+        raise InputError(
+            f"This experiment looks at z as the head's prototypes see it, but head {head!r} has none. "
+            "Use --set head=pooled or head=prototype."
+        )
+    check_targets(context)
+
+
+@experiment("latent", "Predict from z alone; Tent on z with 1, 16, 64 and 128 samples per step.", check=check)
 def latent(context: Context) -> Outcome:
     scores, none = Scores(), "no adaptation"
     for asked in context.checkpoints():
-        _needs_latent(asked)
         checkpoint, part = asked.checkpoint, asked.part
         answers = {
             none: checkpoint.walk(part, num_steps=0).probabilities,
@@ -81,11 +91,10 @@ def classify_latent(asked: Asked) -> np.ndarray:
     return answer(latents(asked.part.feature))[:, order]
 
 
-@experiment("latent-map", "x against z in two dimensions, coloured by class.")
+@experiment("latent-map", "x against z in two dimensions, coloured by class.", check=check)
 def latent_map(context: Context) -> Outcome:
     drawings, rows, numbers = [], [], {}
     for asked in context.checkpoints():
-        _needs_latent(asked)
         if asked.seed != context.seeds[0]:
             continue
         picked = np.random.default_rng(0).permutation(len(asked.part.label))[
@@ -151,13 +160,3 @@ def _figure(asked: Asked, maps: dict[str, np.ndarray], label: np.ndarray) -> Dra
         "class."
     )
     return Drawing(f"latent-map-{asked.name}-{asked.target}", caption, (8.0, 4.6), draw)
-
-
-def _needs_latent(asked: Asked) -> None:
-    head = asked.checkpoint.network.head
-    if not isinstance(head, PrototypeHead):
-        raise InputError(
-            f"This experiment looks at z as the head's prototypes see it, but head {type(head).__name__!r} "
-            "has none. "
-            "Use --set head=pooled or head=prototype."
-        )
