@@ -14,6 +14,7 @@ from sourceward.bench.reproduce import reproduce
 from sourceward.bench.training import Training
 from sourceward.data import open_dataset
 from sourceward.errors import InputError
+from sourceward.report.finding import finding
 from tests.helpers import make_domains
 from tests.tiny_runs import TINY, image_folder, tiny_texts
 
@@ -59,6 +60,8 @@ def test_every_experiment_runs_small(name, runs, tmp_path):
     results = reproduce(name, context(file, out, targets=targets), "sourceward reproduce")
     assert json.loads((out / "results.json").read_text())["experiment"] == name
     assert results["tables"][0]["rows"]
+    written = json.loads((out / "results.json").read_text())
+    assert finding(results) == finding(written) != ""
     for table in results["tables"]:
         for number, row in enumerate(table["rows"]):
             assert len(row) == (1 if number in table["groups"] else len(table["header"]))

@@ -37,7 +37,7 @@ def reproduce(
 ) -> None:
     """Run one of the paper's experiments; print its table, write figures and results.json.
 
-    Trained models stay in OUT/runs and are not trained again.
+    Trained models stay below OUT and are not trained again.
     """
     from sourceward.bench.experiments import EXPERIMENTS, Context
     from sourceward.bench.provenance import command
@@ -66,10 +66,12 @@ def reproduce(
 
 
 def show(results: dict[str, Any], console: Console) -> None:
+    from sourceward.report.finding import finding
+
     for table in results["tables"]:
         console.print(printable(table))
         console.print(table["caption"], highlight=False, markup=False)
-    for note in results["notes"]:
+    for note in filter(None, (*results["notes"], finding(results))):
         console.print(note, highlight=False, markup=False)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from sourceward.bench.quoted import Quoted, quoted
 from sourceward.errors import InputError
 from sourceward.report.beside import absent, cost, published, shortfalls, trust
+from sourceward.report.finding import finding
 from sourceward.report.results import read_results
 
 INTRODUCTION = (
@@ -91,7 +92,7 @@ def _promises(results: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
 
 
 def _experiment(results: dict[str, Any]) -> Iterator[str]:
-    yield " ".join(filter(None, (results["about"], results.get("note"))))
+    yield " ".join(filter(None, (results["about"], results.get("note"), finding(results))))
     for table in results["tables"]:
         width = len(table["header"])
         rows = [[*row, *[""] * (width - len(row))] for row in table["rows"]]

@@ -1,9 +1,10 @@
-"""The page of one of the paper's experiments: its tables and figures as they were written."""
+"""The page of one of the paper's experiments: what it found, its tables and figures as they were written."""
 
 import re
 from pathlib import Path
 from typing import Any
 
+from sourceward.report.finding import finding
 from sourceward.report.page import Figure, Page, Section, Table
 
 
@@ -30,7 +31,11 @@ def experiment_page(results: dict[str, Any], folder: Path) -> Page:
         versions,
     ]
     title = f"sourceward reproduce {results['experiment']}"
-    return Page(title, results["about"], results["notes"], sections, footer)
+    found = finding(results)
+    notes = [results["about"], *results["notes"]] if found else results["notes"]
+    # A number stays on the line of its unit.
+    told = (found or results["about"]).replace(" %", "\u00a0%")
+    return Page(title, told, notes, sections, footer)
 
 
 def inline(file: Path) -> str:
