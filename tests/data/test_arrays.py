@@ -118,3 +118,39 @@ def test_a_real_bank(shared):
     assert len(data) == 9_991
     assert data.items.shape == (9_991, 256)
     assert data.targets == ("sketch",)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"features": "X", "label": "y", "domain": "domains"},
+        {"features": "embeddings", "label": "labels", "domain": "env"},
+        {"features": "feature", "label": "target", "domain": "Site"},
+    ],
+)
+def test_arrays_may_be_called_as_columns_of_a_table_are(names, tmp_path):
+    plain = arrays(domains=None, held_out=None)
+    expected = open_dataset(save(tmp_path / "plain.npz", domains=None, held_out=None))
+    np.savez(tmp_path / "own.npz", **{names.get(key, key): value for key, value in plain.items()})
+    assert open_dataset(tmp_path / "own.npz").fingerprint() == expected.fingerprint()
+
+
+def test_names_of_domains_beside_codes_of_another_name(tmp_path):
+    path = save(tmp_path / "b.npz", domain=None, env=np.arange(12) % 3)
+    assert open_dataset(path).fingerprint() == open_dataset(save(tmp_path / "c.npz")).fingerprint()
+
+
+def test_two_arrays_for_one_role_are_refused(tmp_path):
+    path = save(tmp_path / "b.npz", label=None, labels=np.arange(12) % 2, y=np.arange(12) % 2)
+    with pytest.raises(InputError, match="has 'labels' and 'y', and each may be the label: rename the one"):
+        open_dataset(path)
+    # the name that is documented leaves no doubt
+    assert len(open_dataset(save(tmp_path / "c.npz", y=np.arange(12)))) == 12
+
+
+def test_a_split_in_words(tmp_path):
+    words = np.array(["train", "train", "val"] * 4)
+    assert (open_dataset(save(tmp_path / "b.npz", is_validation=None, split=words)).split == words).all()
+    data = open_dataset(save(tmp_path / "c.npz", is_validation=None, fold=np.arange(12)))
+    assert data.split is None
+    assert [p.kind for p in data.problems] == ["split_ignored"]

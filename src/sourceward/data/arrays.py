@@ -1,15 +1,22 @@
 """Feature vectors that already exist: .npz and .safetensors. Nothing is ever unpickled."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sourceward.data.dataset import DomainDataset, Problem, build, natural_order, zero_based
+from sourceward.data.table import SYNONYMS, read_split
 from sourceward.errors import InputError
 
-REQUIRED = ("features", "label", "domain")
+ROLES = {
+    "features": ("features", "feature", "x", "embeddings", "embedding", "vectors"),
+    "label": SYNONYMS["label"],
+    "domain": SYNONYMS["domain"],
+}
+"""What people call the arrays that have to be there; the first is the name that this library writes."""
 LAYOUT = (
     "`features` (N, D), `label` (N,) and `domain` (N,), optionally `domains` and `classes` (their names), "
     "`is_validation` (N,) and `held_out` (a domain's name)"
@@ -22,12 +29,14 @@ def read_features(path: str | Path) -> DomainDataset:
     A .safetensors file holds no text: there, `domains`, `classes` and `held_out` are JSON in its metadata.
     """
     arrays = _load_npz(path) if Path(path).suffix.lower() == ".npz" else load_safetensors(path)
-    absent = [key for key in REQUIRED if key not in arrays]
+    found = {role: find_array(arrays, role, path) for role in ROLES}
+    absent = [role for role, name in found.items() if name is None]
     if absent:
         raise InputError(
             f"'{path}' has no {' and no '.join(map(repr, absent))}: expected {LAYOUT}, "
             f"found {', '.join(arrays) or 'nothing'}."
         )
+    arrays |= {role: arrays.pop(str(name)) for role, name in found.items()}
     features = _matrix(arrays["features"], path)
     for key in {"label", "domain", "is_validation"} & arrays.keys():
         if arrays[key].shape != (len(features),):
@@ -44,7 +53,12 @@ def read_features(path: str | Path) -> DomainDataset:
     ]
     if moved:
         problems.append(Problem("one_based_labels", "label", "Labels count from 1; they were moved to 0."))
-    split = np.where(arrays["is_validation"], "val", "train") if "is_validation" in arrays else None
+    if "is_validation" in arrays:
+        split: Any = np.where(arrays["is_validation"], "val", "train").tolist()
+    else:
+        words: Any = {key: a for key, a in arrays.items() if a.shape == (len(features),)}
+        split, notes = read_split(words, None, list(range(len(features))), str(path))
+        problems += notes
     return build(
         "features",
         features,
@@ -53,11 +67,26 @@ def read_features(path: str | Path) -> DomainDataset:
         ids,
         classes=classes,
         domain_names=domain_names,
-        split=None if split is None else split.tolist(),
+        split=split,
         problems=problems,
         targets=[str(name) for name in np.atleast_1d(arrays.get("held_out", np.array([], dtype=str)))],
         name=str(path),
     )
+
+
+def find_array(arrays: Mapping[str, Any], role: str, where: str | Path) -> str | None:
+    """The array that plays `role`: the one of that name, else the only one of another usual name."""
+    if role in arrays:
+        return role
+    usual = [name for name in arrays if name.strip().lower() in ROLES[role]]
+    if role == "domain" and len(usual) > 1 and "domains" in usual:
+        usual.remove("domains")  # the names of what the other one has codes of
+    if len(usual) > 1:
+        raise InputError(
+            f"'{where}' has {' and '.join(map(repr, usual))}, and each may be the {role}: rename the one "
+            f"that is meant to {role!r}."
+        )
+    return usual[0] if usual else None
 
 
 def _matrix(features: np.ndarray, path: str | Path) -> np.ndarray:
