@@ -13,7 +13,7 @@ from sourceward.adapters.base import ADAPTED, STATUS_TEXT
 from sourceward.cli.predict import predict
 from sourceward.errors import InputError
 from sourceward.model import load
-from sourceward.model.predicting import UNREADABLE
+from sourceward.model.rows import UNREADABLE
 from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_texts
 
 
@@ -141,6 +141,11 @@ def test_features(run, tmp_path):
     assert len(rows(tmp_path / "p.csv")) == 2
     (tmp_path / "photo.jpg").write_bytes(b"no array")
     np.save(tmp_path / "words.npy", np.array([["a", "b"]]))
+    np.savez(tmp_path / "own.npz", X=data.items[:2])
+    assert run(tmp_path / "run", tmp_path / "own.npz", "--out", tmp_path / "p.csv").exit_code == 0
+    np.savez(tmp_path / "two.npz", X=data.items[:2], embeddings=data.items[:2])
+    result = run(tmp_path / "run", tmp_path / "two.npz", "--out", tmp_path / "p.csv")
+    assert "has 'X' and 'embeddings', and each may be the features" in str(result.exception)
     np.savez(tmp_path / "other.npz", rows=data.items[:3])
     for name in ("photo.jpg", "words.npy", "other.npz"):
         result = run(tmp_path / "run", tmp_path / name, "--out", tmp_path / "p.csv")
