@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from sourceward.errors import InputError
 from sourceward.nn.backbones import Backbone, create_backbone
+from sourceward.nn.backbones.resnet_v1 import _photos
 from tests.nn.backbones.tiny import features, inputs
 
 SHARED = Path(__file__).parents[3].parent / "shared"
@@ -35,6 +36,26 @@ class TestResNetV1:
     def test_only_bottlenecks_have_one(self):
         with pytest.raises(InputError, match="bottleneck"):
             create_backbone("torchvision:resnet18-v1", weights=None)
+
+    @pytest.mark.parametrize(
+        ("right", "wrong"),
+        [("torchvision:resnet50-v1", "torchvision:resnet50"), ("timm:resnet50", "timm:resnet50-v1")],
+    )
+    def test_weights_of_the_other_stride_are_noticed(self, right, wrong, recwarn):
+        made = create_backbone(right, weights=None)
+        for norm in made.modules():
+            if isinstance(norm, torch.nn.BatchNorm2d):
+                norm.momentum = None  # statistics of all that comes by
+        with torch.no_grad():
+            made.train().network(_photos())
+        weights = made.network.state_dict()
+        create_backbone(right, weights=weights)
+        assert not recwarn.list
+        with pytest.warns(UserWarning, match=f"lose accuracy in {wrong}: name {right}"):
+            other = create_backbone(wrong, weights=weights)
+        first = other.network.layer2[0]
+        assert (first.conv1.stride == (2, 2)) == wrong.endswith("-v1")  # as it was asked for
+        assert other.network.training
 
 
 ANSWERS = {"dog": range(151, 269), "elephant": (101, 385, 386), "guitar": (402, 546)}
@@ -73,9 +94,11 @@ class TestRealWeights:
     def test_mobilenet(self, photos):
         assert score("torchvision:mobilenet_v2", MOBILENET, photos)[0] > 0.75
 
-    def test_resnet_v1_needs_its_stride(self, photos):
+    def test_resnet_v1_needs_its_stride(self, photos, recwarn):
         right = score("torchvision:resnet50-v1", RESNET_V1, photos)
-        wrong = score("torchvision:resnet50", RESNET_V1, photos)
+        assert not recwarn.list
+        with pytest.warns(UserWarning, match="name torchvision:resnet50-v1"):
+            wrong = score("torchvision:resnet50", RESNET_V1, photos)
         assert right[0] > 0.8
         assert right[0] >= wrong[0]
         assert right[1] > wrong[1] + 0.1

@@ -18,7 +18,7 @@ from sourceward.nn.backbones.preprocessing import (
     TextPreprocessing,
     from_dict,
 )
-from sourceward.nn.backbones.resnet_v1 import SUFFIX
+from sourceward.nn.backbones.resnet_v1 import SUFFIX, warn_of_stride
 from sourceward.nn.backbones.tokenizers import FOLDER, HashTokenizer, HfTokenizer, Tokenizer
 from sourceward.nn.backbones.weights import Weights, is_default, load_weights, read_weights
 
@@ -110,6 +110,7 @@ def create_backbone(
         backbone = Backbone(parts, family=family, name=label)
     if weights is not None and not is_default(weights):
         load_weights(_bare(backbone), weights, label=backbone.spec)
+        warn_of_stride(backbone.network, backbone.spec)
     return backbone
 
 
