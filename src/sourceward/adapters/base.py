@@ -6,7 +6,7 @@ stateful adapter learns begins with the call and ends with it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -79,6 +79,15 @@ def join(parts: Sequence[Adapted]) -> Adapted:
         return None if values[0] is None else np.concatenate(values)
 
     return Adapted(**{field.name: joined(field.name) for field in fields(Adapted)})
+
+
+def mean_answer(answers: Sequence[Adapted]) -> Adapted:
+    """The mean of what the sources and their vote say; everything else is the first answer's."""
+    if len(answers) == 1:
+        return answers[0]
+    probabilities = np.mean([answer.probabilities for answer in answers], axis=0)
+    per_source = np.mean([answer.per_source for answer in answers], axis=0)
+    return replace(answers[0], probabilities=probabilities, per_source=per_source)
 
 
 class Adapter(Protocol):

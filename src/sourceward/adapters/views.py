@@ -13,9 +13,7 @@ from sourceward.adapters.base import ADAPTERS
 from sourceward.adapters.classifier import voter_logits
 from sourceward.adapters.memo import image_preprocessing
 from sourceward.adapters.peer import Peer, Response, encoder, response
-from sourceward.data.augment import normalise
-from sourceward.data.augmix import pixels
-from sourceward.data.views import named_views
+from sourceward.data.views import look_normalised, named_views
 from sourceward.nn import Network
 
 
@@ -47,14 +45,11 @@ class Views(Peer):
     def stream(self, network: Network, batches: Iterator[Any]) -> Iterator[Response]:
         encode, looks, views = encoder(network), image_preprocessing(network), named_views(self.of)
         for batch in batches:
-            plain = pixels(batch, looks.mean, looks.std)
-            seen = [normalise(view(plain), looks.mean, looks.std) for view in views]
-            answers = [self._one(network, encode(images)) for images in (batch, *seen)]
+            seen = [look_normalised(batch, view, looks.mean, looks.std) for view in views]
+            features = [encode(images) for images in (batch, *seen)]
+            answers = [response(feature, voter_logits(network, feature)) for feature in features]
             feature, vote, per_source = zip(*answers)
             yield Response(feature[0], torch.stack(vote).mean(0), torch.stack(per_source).mean(0))
-
-    def _one(self, network: Network, feature: torch.Tensor) -> Response:
-        return response(feature, voter_logits(network, feature))
 
     def _title(self) -> str:
         return "views"

@@ -15,6 +15,7 @@ from sourceward.cli.options import (
     Option,
     Quiet,
     RunPath,
+    Views,
     bars,
     reader_options,
     wide_console,
@@ -26,6 +27,7 @@ def evaluate(
     data: Data,
     target: Annotated[list[str] | None, typer.Option(help="A domain to look at; may be repeated.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Steps of the walk, if not the model's own.")] = None,
+    views: Views = "",
     option: Option = None,
     device: Device = "auto",
     json: Json = False,
@@ -33,13 +35,15 @@ def evaluate(
 ) -> None:
     """Accuracy with and without adaptation, for each domain and source, with a 95 % interval of the gain.
 
-    Without --target it looks at the domains that the model was not trained on, or at all of them.
+    Without --target it looks at the domains that the model was not trained on, or at all of them. Views
+    count as adaptation.
     """
     from sourceward.data import open_dataset
     from sourceward.model import evaluate as measure
     from sourceward.model import load
 
-    model, dataset = load(run, device), open_dataset(data, **reader_options(option))
+    model = load(run, device).ask_views(views.replace(",", "+"))
+    dataset = open_dataset(data, **reader_options(option))
     result = measure(model, dataset, target=target or (), num_steps=num_steps, progress=bars(quiet))
     if json:
         typer.echo(jsonlib.dumps(result, indent=2))

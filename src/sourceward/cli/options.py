@@ -22,6 +22,9 @@ Option = Annotated[
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A model folder, as `fit` writes it.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Views = Annotated[
+    str, typer.Option(help="Looks at each image to ask about beside it, by comma: flip, gray, pencil.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no summary.")]
 
 

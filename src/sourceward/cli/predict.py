@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sourceward.cli.options import Device, Json, Option, Quiet, RunPath, bars, reader_options
+from sourceward.cli.options import Device, Json, Option, Quiet, RunPath, Views, bars, reader_options
 from sourceward.errors import unknown_name
 
 SHOWN = 5
@@ -24,6 +24,7 @@ def predict(
     ] = None,
     option: Option = None,
     num_steps: Annotated[int | None, typer.Option(help="Steps of the walk; 0 for no adaptation.")] = None,
+    views: Views = "",
     device: Device = "auto",
     json: Json = False,
     quiet: Quiet = False,
@@ -45,7 +46,7 @@ def predict(
     from sourceward.model.predicting import predict_files
 
     options = table_options(option)
-    model = load(run, device)
+    model = load(run, device).ask_views(views.replace(",", "+"))
     if num_steps is not None:
         model.settings = model.asked(num_steps)
     column, delimiter = column or options.get(model.kind), options.get("delimiter")

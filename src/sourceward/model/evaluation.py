@@ -1,7 +1,7 @@
 """How good is a model on labelled domains, with and without adaptation, and is the gain more than luck?"""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from sourceward.adapters import Adapted
+from sourceward.adapters.base import mean_answer
+from sourceward.adapters.memo import image_preprocessing
 from sourceward.data import DomainDataset, open_dataset
+from sourceward.data.views import View, look_normalised, named_views
 from sourceward.errors import InputError, unknown_name
 from sourceward.functional.paired import interval, paired_draws
 from sourceward.inputs import encode, extract_features, prepare_samples
-from sourceward.model.model import Model
-
-_PLURAL = {"image": "images", "text": "texts", "features": "features"}
+from sourceward.model.model import PLURAL, Model
 
 
 def evaluate(
@@ -28,6 +29,8 @@ def evaluate(
     progress: bool | None = None,
 ) -> dict[str, Any]:
     """Accuracy on each domain, for each source and for the vote, with a 95 % interval of the gain.
+
+    Views that the model asks about (`Model.ask_views`) belong to adaptation: without it there are none.
 
     Args:
         model: see `load`.
@@ -41,20 +44,18 @@ def evaluate(
     """
     dataset = open_dataset(data)
     if dataset.kind != model.kind:
-        raise InputError(
-            f"This model reads {_PLURAL[model.kind]}, but the data holds {_PLURAL[dataset.kind]}."
-        )
+        raise InputError(f"This model reads {PLURAL[model.kind]}, but the data holds {PLURAL[dataset.kind]}.")
     dataset = _domains(dataset, target, model)
     labels = _labels(dataset, model)
-    features = dataset_features(model, dataset, progress)
+    features = [dataset_features(model, dataset, progress), *view_features(model, dataset, progress)]
     random = np.random.default_rng(0)
     domains, draws = {}, []
     for code, name in enumerate(dataset.domain_names):
         rows = np.flatnonzero(dataset.domains == code)
         if len(rows):
-            feature = features[torch.from_numpy(rows).to(features.device)]
-            before = model.adapt_features(feature, num_steps=0)
-            after = model.adapt_features(feature, num_steps=num_steps)
+            there = torch.from_numpy(rows).to(model.device)
+            before = model.adapt_features(features[0][there], num_steps=0)
+            after = mean_answer([model.adapt_features(of[there], num_steps) for of in features])
             domains[name], resampled = _scores(model, before, after, labels[rows], random)
             draws.append(resampled)
     mean: dict[str, Any] = {
@@ -75,6 +76,20 @@ def dataset_features(model: Model, dataset: DomainDataset, progress: bool | None
     model.network.eval()
     samples = prepare_samples(dataset, backbone, model.device, show=progress)
     return encode(model.network.features, samples, slice(0, len(dataset)))
+
+
+@torch.no_grad()
+def view_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> list[Tensor]:
+    """Rescaled features of every row, for each of the model's views; none are cached."""
+    if not model.views:
+        return []
+    looks, features = image_preprocessing(model.network), model.network.eval().features
+
+    def through(view: View) -> Callable[[Tensor], Tensor]:
+        return lambda images: features(look_normalised(images, view, looks.mean, looks.std))
+
+    samples = prepare_samples(dataset, model.backbone, model.device, show=progress)
+    return [encode(through(view), samples, slice(0, len(dataset))) for view in named_views(model.views)]
 
 
 def _scores(

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from sourceward.adapters import Adapted, EnergyAdaptation
-from sourceward.adapters.base import join
+from sourceward.adapters.base import join, mean_answer
+from sourceward.data.views import look, named_views
 from sourceward.encoder import ImageEncoder, StaleEncoder
 from sourceward.errors import InputError
 from sourceward.estimator.sources import source_numbers
@@ -43,6 +44,8 @@ from sourceward.parallel import choose_device
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings
 from sourceward.storage import save_tensors, write_whole
+
+PLURAL = {"image": "images", "text": "texts", "features": "features"}
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Model:
         sources: names of the source domains.
         settings: of test time.
         info: what else the folder tells: data, settings of the training, metrics, versions.
+        views: looks at an image to ask about beside it, see `ask_views`.
     """
 
     network: Network
@@ -76,6 +80,7 @@ class Model:
     sources: tuple[str, ...]
     settings: AdaptSettings = field(default_factory=AdaptSettings)
     info: dict[str, Any] = field(default_factory=dict)
+    views: str = ""
 
     @property
     def backbone(self) -> Backbone | None:
@@ -102,6 +107,21 @@ class Model:
         self.network.to(choose_device(device))
         self.__dict__.pop("_known_encoder", None)  # it keeps the weights of its graphs alive
         forget(self.network)
+        return self
+
+    def ask_views(self, names: str) -> "Model":
+        """From now on answer for an image with the mean over it and these views of it.
+
+        Costs a pass of the backbone for each; does nothing to features.
+
+        Args:
+            names: in `data.views.VIEWS`, joined by +, such as "flip+gray"; "" for none.
+        """
+        if names and self.kind != "image":
+            raise InputError(f"Views are looks at an image, but this model reads {PLURAL[self.kind]}.")
+        if names:
+            named_views(names)
+        self.views = names
         return self
 
     def predict(self, inputs: Any) -> list[Prediction]:
@@ -133,7 +153,10 @@ class Model:
             sources: the sources that vote; all when None.
             trajectory: keep every point of the walk.
         """
-        if self.kind == "image" and self.device.type == "cuda" and not is_matrix(inputs) and not trajectory:
+        if self.views and trajectory:
+            raise InputError("A walk is of one image: ask_views('') before asking for its trajectory.")
+        by_pixels = self.kind == "image" and (self.views or self.device.type == "cuda")
+        if by_pixels and not is_matrix(inputs) and not trajectory:
             items = items_of(inputs)
             if len(items):
                 return self._adapt_ahead(items, num_steps, sources)
@@ -146,6 +169,9 @@ class Model:
 
         On CUDA everything from pixels to votes is one captured call.
         """
+        return mean_answer([self._adapt_images(x, num_steps, sources) for x in look(images, self.views)])
+
+    def _adapt_images(self, images: Tensor, num_steps: int | None, sources: Sequence[str] | None) -> Adapted:
         if self.device.type != "cuda":
             step = rows_per_pass(self.device)
             feature = torch.cat([self.image_features(part) for part in images.split(step)])

@@ -1,0 +1,73 @@
+"""A model that asks about views of an image, too: in predictions, in files, in evaluations."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import sourceward as sw
+from sourceward.cli.main import build_app
+from sourceward.errors import InputError
+from sourceward.model import evaluate
+from tests.tiny_runs import fit_tiny, image_folder, tiny_images, tiny_texts
+
+
+@pytest.fixture
+def model(tiny_run):
+    return sw.load(tiny_run, "cpu")
+
+
+def images():
+    return torch.from_numpy(tiny_images().of_domains("c").items)
+
+
+def test_the_answer_is_the_mean_over_the_views(model):
+    plain, mirrored = model.adapt(images()), model.adapt(images().flip(-1))
+    both = model.ask_views("flip").adapt(images())
+    np.testing.assert_allclose(
+        both.probabilities, (plain.probabilities + mirrored.probabilities) / 2, atol=1e-6
+    )
+    np.testing.assert_allclose(both.per_source, (plain.per_source + mirrored.per_source) / 2, atol=1e-6)
+    assert np.array_equal(both.energy_after, plain.energy_after)
+    assert not np.array_equal(both.probabilities, plain.probabilities)
+    again = model.ask_views("").adapt(images())
+    assert np.array_equal(again.probabilities, plain.probabilities)
+
+
+def test_an_answer_does_not_depend_on_its_batch(model):
+    model.ask_views("flip+gray")
+    whole = model.predict_proba(images()[:5])
+    alone = np.concatenate([model.predict_proba(image[None]) for image in images()[:5]])
+    np.testing.assert_allclose(whole, alone, atol=2e-3)  # last bits of a backbone are keys of the noise
+
+
+def test_evaluation_counts_views_as_adaptation(model):
+    data = tiny_images()
+    before = evaluate(model, data)["domains"]["c"]["unadapted"]
+    scores = evaluate(model.ask_views("flip+gray"), data)["domains"]["c"]
+    predicted = model.adapt(images()).probabilities.argmax(1)
+    assert scores["unadapted"] == before
+    assert scores["adapted"] == pytest.approx((predicted == data.of_domains("c").labels).mean(), abs=0.02)
+
+
+def test_files_by_command(tiny_run, model, tmp_path):
+    paths = sorted(image_folder(tmp_path / "images").glob("c/*/*.png"))[:3]
+    out = tmp_path / "p.csv"
+    arguments = ["predict", str(tiny_run), *map(str, paths), "--out", str(out), "--views", "flip,gray", "-q"]
+    done = CliRunner().invoke(build_app(), arguments)
+    assert done.exit_code == 0, done.output
+    with out.open() as file:
+        said = [float(row["probability"]) for row in csv.DictReader(file)]
+    expected = model.ask_views("flip+gray").predict_proba(paths).max(1)
+    np.testing.assert_allclose(said, expected, atol=1e-3)
+
+
+def test_what_has_no_views_is_refused(model, tmp_path):
+    with pytest.raises(InputError, match="Unknown view 'flop'"):
+        model.ask_views("flop")
+    with pytest.raises(InputError, match="trajectory"):
+        model.ask_views("flip").adapt(images()[:1], trajectory=True)
+    with pytest.raises(InputError, match="reads texts"):
+        fit_tiny(tiny_texts(), tmp_path / "texts").ask_views("flip")
