@@ -15,6 +15,10 @@ from torch import Tensor
 
 from sourceward.errors import InputError
 
+RESTORE = "Save it again or restore a copy."
+RESTART = "Remove it, and the training starts anew."
+"""What to do about a damaged file, and about one that a training was to go on from."""
+
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     """Write `tensors` and JSON `metadata` to `path`; a crash or a full disk leaves the old file as it was."""
@@ -31,8 +35,8 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[st
         temporary.unlink(missing_ok=True)
 
 
-def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote."""
+def load_tensors(path: str | Path, fix: str = RESTORE) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote; `fix` is what to do where it is damaged."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"Expected a sourceward file at '{path}', but found none. Check the path.")
@@ -45,9 +49,7 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if expected is not None and expected != _digest(tensors, metadata):
             raise ValueError("its content is not what was saved")
     except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(
-            f"'{path}' is damaged or no safetensors file ({error}). Save it again or restore a copy."
-        ) from None
+        raise InputError(f"'{path}' is damaged or no safetensors file ({error}). {fix}") from None
     if text is None:
         raise InputError(f"'{path}' is a safetensors file, but not one that sourceward wrote.")
     return tensors, metadata

@@ -21,7 +21,7 @@ from sourceward.negatives import jitter
 from sourceward.nn import Network, ReplayBuffer
 from sourceward.parallel import ALONE, Processes
 from sourceward.settings import LoopSettings, TrainSettings
-from sourceward.storage import load_tensors, save_tensors
+from sourceward.storage import RESTART, load_tensors, save_tensors
 
 CENTER_PULL = 0.1
 """How far a batch pulls the stored class centres toward its own while the backbone trains."""
@@ -210,7 +210,7 @@ def freeze_batchnorm(module: nn.Module) -> None:
 
 
 def _restore(trainer: Trainer, checkpoint: str | Path, fingerprint: str) -> None:
-    state, meta = load_tensors(checkpoint)
+    state, meta = load_tensors(checkpoint, RESTART)
     if meta.get("fingerprint") != fingerprint:
         raise InputError(
             f"'{checkpoint}' belongs to other data or settings. Remove it to start anew, or name "

@@ -13,7 +13,7 @@ from sourceward.fitting.settings import FitSettings
 from sourceward.learner import CHECK_EVERY, Learner
 from sourceward.parallel import Processes
 from sourceward.progress import Advance, progress_bar
-from sourceward.storage import load_tensors, save_tensors
+from sourceward.storage import RESTART, load_tensors, save_tensors
 from sourceward.train import Feed
 from sourceward.watch import Speed
 
@@ -158,7 +158,7 @@ class Stage:
             save_tensors(self.folder.checkpoint, state, meta)
 
     def _restore(self) -> None:
-        state, meta = load_tensors(self.folder.checkpoint)
+        state, meta = load_tensors(self.folder.checkpoint, RESTART)
         for name in [name for name in state if name.startswith(LOCAL)]:
             state[name] = state[name][self.processes.rank].clone()
         prefix = "best."

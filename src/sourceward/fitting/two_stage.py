@@ -27,7 +27,7 @@ from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.projection import Projected, project_features
 from sourceward.settings import AdaptSettings
-from sourceward.storage import load_tensors, save_tensors
+from sourceward.storage import RESTART, load_tensors, save_tensors
 from sourceward.train import Feed
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class FineTuning(Stage):
         """The chosen weights, and what to tell of how they came about; a finished stage is loaded."""
         network = self.learner.current
         if self.folder.finetuned.exists():
-            state, told = load_tensors(self.folder.finetuned)
+            state, told = load_tensors(self.folder.finetuned, RESTART)
             network.load_state_dict(state)
             return network.eval(), told
         meter = Meter(self.learner.device)
