@@ -34,6 +34,26 @@ class TestText:
         assert (made.pooling, made.preprocessing.max_length) == ("mean", 7)
         assert made.prepare(["a " * 50])["input_ids"].shape == (1, 7)
 
+    def test_a_model_without_its_tokenizer_is_no_text_model(self, tmp_path):
+        folder = hf_folder(tmp_path / "bert", "bert")
+        for file in (*folder.glob("*token*"), *folder.glob("vocab*")):
+            file.unlink()
+        with pytest.raises(InputError, match="knows no word: expected its files"):
+            create_backbone(folder)
+
+    def test_a_torn_file_of_weights(self, tmp_path):
+        file = hf_folder(tmp_path / "bert", "bert") / "model.safetensors"
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        with pytest.raises(InputError, match="Could not read"):
+            create_backbone(file.parent)
+
+    def test_what_transformers_reports_is_looked_at_here(self, tmp_path, capfd):
+        made = create_backbone(hf_folder(tmp_path / "bert", "bert"))
+        made.network.model.save_pretrained(tmp_path / "bert")  # without the pooler
+        capfd.readouterr()
+        create_backbone(tmp_path / "bert")
+        assert capfd.readouterr() == ("", "")
+
     def test_max_length(self, tmp_path):
         folder = hf_folder(tmp_path / "bert", "bert")
         assert create_backbone(folder, max_length=5).prepare(["a " * 50])["input_ids"].shape == (1, 5)

@@ -25,6 +25,22 @@ def import_transformers() -> Any:
         ) from error
 
 
+@contextmanager
+def quiet(bars: bool) -> Iterator[None]:
+    """Around what transformers loads: no report of its own and, with `bars`, no progress bars either."""
+    logging = import_transformers().utils.logging
+    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if bars:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
 def reachable(url: str) -> bool:
     """Whether the host answers at all; libraries retry for half a minute before they say no."""
     if getproxies():

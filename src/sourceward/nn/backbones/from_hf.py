@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sourceward.errors import InputError
@@ -16,6 +17,7 @@ from sourceward.nn.backbones.download import (
     hub_offline,
     import_transformers,
     no_download,
+    quiet,
 )
 from sourceward.nn.backbones.preprocessing import ImagePreprocessing, TextPreprocessing
 from sourceward.nn.backbones.tokenizers import HfTokenizer
@@ -91,7 +93,7 @@ def build(
         tokenizer = HfTokenizer.load(name, local_files_only=offline)
     except InputError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         folder = "a folder with config.json, model.safetensors and, for text, the tokenizer files"
         if Path(name).is_dir():
             raise InputError(
@@ -124,9 +126,10 @@ def _network(name: str, config: Any, pooling: str, pretrained: bool, offline: bo
     auto = import_transformers().AutoModel
     missing: list[str] = []
     if pretrained:
-        model, info = auto.from_pretrained(
-            name, config=config, local_files_only=offline, output_loading_info=True
-        )
+        with quiet(offline):  # what is missing is looked at below
+            model, info = auto.from_pretrained(
+                name, config=config, local_files_only=offline, output_loading_info=True
+            )
         missing = sorted(info["missing_keys"])
     else:
         model = auto.from_config(config)

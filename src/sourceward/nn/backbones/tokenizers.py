@@ -8,6 +8,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from sourceward.errors import InputError
 from sourceward.nn.backbones.download import import_transformers
 
 FOLDER = "tokenizer"
@@ -53,7 +54,13 @@ class HfTokenizer:
     @classmethod
     def load(cls, location: str | Path, *, local_files_only: bool = True) -> "HfTokenizer":
         auto = import_transformers().AutoTokenizer
-        return cls(auto.from_pretrained(str(location), local_files_only=local_files_only))
+        tokenizer = auto.from_pretrained(str(location), local_files_only=local_files_only)
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # without its files every word is the unknown
+            raise InputError(
+                f"The tokenizer of {str(location)!r} knows no word: expected its files (tokenizer.json, or "
+                "the vocabulary) beside config.json. Copy them there."
+            )
+        return cls(tokenizer)
 
     def __call__(self, texts: list[str], max_length: int) -> dict[str, Tensor]:
         return dict(
