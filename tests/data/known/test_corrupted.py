@@ -39,6 +39,15 @@ def test_clean_images_and_practice_join_the_published_ones(published):
     assert data.without(data.targets).train_val()[1].counts().sum(axis=1).tolist() == [10, 10]
 
 
+def test_the_archive_beside_the_clean_images(published):
+    folder, _ = published
+    (folder / "CIFAR-10-C").mkdir()
+    for file in folder.glob("*.npy"):
+        file.rename(folder / "CIFAR-10-C" / file.name)
+    write_clean(folder)
+    assert open_dataset(f"cifar10_c:{folder}", corruptions=["fog"]).domain_names == ("clean", "fog")
+
+
 def test_arrays_that_do_not_fit(published):
     folder, pixels = published
     np.save(folder / "fog.npy", pixels[:50])

@@ -25,8 +25,8 @@ Row = tuple[str, str, str, StoredFile]  # domain, class, id, file
     "images are the source (Hendrycks and Dietterich 2019).",
     where="Zenodo, https://zenodo.org/records/2535967 ; CIFAR-10 in its binary version from "
     "https://www.cs.toronto.edu/~kriz/cifar.html",
-    layout="<root>/labels.npy and <root>/<corruption>.npy; clean images as data_batch_*.bin and "
-    "test_batch.bin below <root> or in `clean`. Without .npy files, they are made from the test set.",
+    layout="<root>/[CIFAR-10-C/]labels.npy and <corruption>.npy beside it; clean images as data_batch_*.bin "
+    "and test_batch.bin below <root> or in `clean`. Without .npy files, they are made from the test set.",
 )
 def read_cifar10_c(
     path: str | Path,
@@ -39,7 +39,9 @@ def read_cifar10_c(
 ) -> DomainDataset:
     """`corruptions`: the 15 test ones unless given; `practice`: those that make further sources."""
     names = choose_corruptions(corruptions, severity)
-    published = [name for name in names if (Path(path) / f"{name}.npy").exists()]
+    root = next((file.parent for file in sorted(Path(path).glob("*/labels.npy"))), Path(path))
+    root = Path(path) if (Path(path) / "labels.npy").exists() else root
+    published = [name for name in names if (root / f"{name}.npy").exists()]
     train = _read_cifar(Path(clean or path), "data_batch_*.bin", "train")
     if not published:
         test = _read_cifar(Path(clean or path), "test_batch.bin", "test")
@@ -54,7 +56,7 @@ def read_cifar10_c(
         for name in names
         if name not in published
     ]
-    parts = [_read_published(Path(path), name, severity) for name in published]
+    parts = [_read_published(root, name, severity) for name in published]
     if len(train):
         parts.insert(0, corrupted_domains(train, (), severity, practice=practice, seed=seed))
     return _join(parts, targets=published, problems=absent, name=str(path))

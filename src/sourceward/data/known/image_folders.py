@@ -85,7 +85,7 @@ def read_vlcs(path: str | Path) -> DomainDataset:
     files, held, copies = _flatten_vlcs(tree)
     dataset = read_domains(Tree(tree.root, files), folders, VLCS, name=str(path), classes=VLCS_CLASSES)
     split = np.array(["val" if item in held else "train" for item in dataset.items]) if held else None
-    by = "by the folders `crossval`"
+    by = "by its folders `crossval` and `test`"
     return replace(dataset, split=split, split_by=by, problems=dataset.problems + copies)
 
 
