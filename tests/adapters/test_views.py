@@ -5,9 +5,13 @@ import pytest
 import torch
 
 from sourceward import create_adapter
-from sourceward.data.views import VIEWS
+from sourceward.adapters import Unsuitable
+from sourceward.adapters.memo import image_preprocessing
+from sourceward.data.augment import normalise
+from sourceward.data.augmix import pixels
+from sourceward.data.views import VIEWS, mean_amplitude
 from sourceward.errors import InputError
-from tests.adapters.test_adapters import make_image_network, make_images
+from tests.adapters.test_adapters import make_generator, make_image_network, make_images
 
 
 def plain(network, images):
@@ -30,17 +34,39 @@ def test_a_mirrored_image_has_the_same_answer():
     np.testing.assert_allclose(there, back, atol=1e-5)
 
 
+def test_a_view_of_styles_is_one_voice():
+    """Toward each source once; their mean counts as much as the image."""
+    network, images = make_image_network(), make_images(4)
+    with pytest.raises(Unsuitable, match="no styles"):
+        create_adapter("views", of="style")(network, images)
+    network.styles = torch.stack([mean_amplitude([x[None]]) for x in byte_images(network.sources)])
+    found = create_adapter("views", of="style")(network, images).probabilities
+    looks = image_preprocessing(network)
+    sources = []
+    for style in network.styles:
+        spectrum = torch.fft.rfft2(pixels(images, looks.mean, looks.std))
+        half = torch.polar((spectrum.abs() + style) / 2, spectrum.angle())
+        there = torch.fft.irfft2(half, s=images.shape[-2:]).clamp(0, 1)
+        sources.append(plain(network, normalise(there, looks.mean, looks.std)).probabilities)
+    expected = (plain(network, images).probabilities + np.mean(sources, axis=0)) / 2
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def byte_images(rows):
+    return torch.randint(256, (rows, 3, 16, 16), dtype=torch.uint8, generator=make_generator(8))
+
+
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_are_pictures(name):
     images = torch.rand(2, 3, 32, 24)
-    view = VIEWS[name](images)
+    (view,) = VIEWS[name](images)
     assert view.shape == images.shape
     assert bool(((view >= 0) & (view <= 1)).all())
     assert not torch.equal(view, images)
 
 
 def test_gray_has_no_colour():
-    red, green, blue = VIEWS["gray"](torch.rand(1, 3, 4, 4)).unbind(1)
+    red, green, blue = VIEWS["gray"](torch.rand(1, 3, 4, 4))[0].unbind(1)
     assert torch.equal(red, green)
     assert torch.equal(green, blue)
 

@@ -43,10 +43,24 @@ def test_an_answer_does_not_depend_on_its_batch(model):
     np.testing.assert_allclose(whole, alone, atol=2e-3)  # last bits of a backbone are keys of the noise
 
 
+def test_a_fit_keeps_the_styles_of_its_sources(model, tiny_run):
+    data, styles = tiny_images(), model.network.styles
+    assert styles.shape == (2, 3, *np.fft.rfft2(np.zeros(images().shape[-2:])).shape)
+    shown = np.abs(np.fft.rfft2(data.of_domains("a").items[:1] / 255))
+    assert abs(styles[0, 0, 0, 0].item() / shown[0, 0, 0, 0] - 1) < 0.5, (
+        "the mean brightness, times the pixels"
+    )
+    plain = model.predict_proba(images())
+    styled = model.ask_views("style").predict_proba(images())
+    assert np.abs(styled - plain).max() > 1e-3
+    again = sw.load(tiny_run, "cpu").ask_views("style").predict_proba(images())
+    np.testing.assert_array_equal(styled, again)
+
+
 def test_evaluation_counts_views_as_adaptation(model):
     data = tiny_images()
     before = evaluate(model, data)["domains"]["c"]["unadapted"]
-    scores = evaluate(model.ask_views("flip+gray"), data)["domains"]["c"]
+    scores = evaluate(model.ask_views("flip+style"), data)["domains"]["c"]
     predicted = model.adapt(images()).probabilities.argmax(1)
     assert scores["unadapted"] == before
     assert scores["adapted"] == pytest.approx((predicted == data.of_domains("c").labels).mean(), abs=0.02)
@@ -67,6 +81,9 @@ def test_files_by_command(tiny_run, model, tmp_path):
 def test_what_has_no_views_is_refused(model, tmp_path):
     with pytest.raises(InputError, match="Unknown view 'flop'"):
         model.ask_views("flop")
+    model.network.styles = None  # as in a folder of an earlier version
+    with pytest.raises(InputError, match="no styles"):
+        model.ask_views("style")
     with pytest.raises(InputError, match="trajectory"):
         model.ask_views("flip").adapt(images()[:1], trajectory=True)
     with pytest.raises(InputError, match="reads texts"):

@@ -1,7 +1,4 @@
-"""Views: ask about the sample as it came and about other looks at it, and average the answers.
-
-The oldest of test-time methods, and what any other that looks at a single image has to beat.
-"""
+"""Views: ask about the image as it came and about other looks at it, and average the answers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,10 +6,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from sourceward.adapters.base import ADAPTERS
-from sourceward.adapters.classifier import voter_logits
+from sourceward.adapters.base import ADAPTERS, Unsuitable
 from sourceward.adapters.memo import image_preprocessing
-from sourceward.adapters.peer import Peer, Response, encoder, response
+from sourceward.adapters.peer import Peer, Response, encoder, unadapted
 from sourceward.data.views import look_normalised, named_views
 from sourceward.nn import Network
 
@@ -23,7 +19,7 @@ class Views(Peer):
     """The mean answer over the image and views of it; nothing learns.
 
     Args:
-        of: names in `data.views.VIEWS`, joined by +.
+        of: names in `data.views`, joined by +; each counts as much as the image itself.
     """
 
     changes_weights: ClassVar[bool] = False
@@ -35,21 +31,30 @@ class Views(Peer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named_views(self.of)
+        named_views(self.of, torch.zeros(()))
 
     def check(self, network: Network) -> None:
         super().check(network)
         image_preprocessing(network)
+        if "style" in self.of and network.styles is None:
+            raise Unsuitable("This model knows no styles of its sources.")
 
     @torch.no_grad()
     def stream(self, network: Network, batches: Iterator[Any]) -> Iterator[Response]:
-        encode, looks, views = encoder(network), image_preprocessing(network), named_views(self.of)
+        encode, looks = encoder(network), image_preprocessing(network)
+        views = named_views(self.of, network.styles)
         for batch in batches:
-            seen = [look_normalised(batch, view, looks.mean, looks.std) for view in views]
-            features = [encode(images) for images in (batch, *seen)]
-            answers = [response(feature, voter_logits(network, feature)) for feature in features]
-            feature, vote, per_source = zip(*answers)
-            yield Response(feature[0], torch.stack(vote).mean(0), torch.stack(per_source).mean(0))
+            plain = unadapted(network, encode(batch))
+            voices = [plain]
+            for view in views:
+                pictures = look_normalised(batch, view, looks.mean, looks.std)
+                voices.append(_mean([unadapted(network, encode(picture)) for picture in pictures]))
+            yield _mean(voices)._replace(feature=plain.feature)
 
     def _title(self) -> str:
         return "views"
+
+
+def _mean(answers: list[Response]) -> Response:
+    feature, vote, per_source = (torch.stack(values).mean(0) for values in zip(*answers))
+    return Response(feature, vote, per_source)

@@ -23,7 +23,7 @@ RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A model folder, as 
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Views = Annotated[
-    str, typer.Option(help="Looks at each image to ask about beside it, by comma: flip, gray, pencil.")
+    str, typer.Option(help="Looks at each image to ask about beside it, by comma: flip, gray, pencil, style.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no summary.")]
 

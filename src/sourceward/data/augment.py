@@ -233,11 +233,25 @@ def mix_amplitude(images: Tensor, other: Tensor, share: Tensor) -> Tensor:
     Shapes: `images` float (batch, 3, height, width); `other` rows (batch,); `share` (batch,).
     """
     spectrum = torch.fft.rfft2(images.float())
-    amplitude = spectrum.abs()
-    ratio = amplitude[other] / amplitude.clamp_min(torch.finfo(amplitude.dtype).eps)
+    return _stretch(spectrum, spectrum.abs()[other], share[:, None, None, None], images.shape[-2:])
+
+
+def toward_amplitude(images: Tensor, amplitude: Tensor, share: float) -> Tensor:
+    """(1 - share) of each image's amplitude spectrum and `share` of `amplitude`, (3, height, width // 2 + 1).
+
+    >>> gray = torch.full((1, 3, 2, 2), 0.2)
+    >>> toward_amplitude(gray, torch.fft.rfft2(torch.full((3, 2, 2), 0.6)).abs(), 0.5).unique()
+    tensor([0.4000])
+    """
+    spectrum = torch.fft.rfft2(images.float())
+    return _stretch(spectrum, amplitude, share, images.shape[-2:]).clamp_(0, 1)
+
+
+def _stretch(spectrum: Tensor, amplitude: Tensor, share: Tensor | float, size: Sequence[int]) -> Tensor:
+    own = spectrum.abs()
+    ratio = amplitude / own.clamp_min(torch.finfo(own.dtype).eps)
     # Stretching a complex number leaves its angle; share 0 multiplies by exactly 1.
-    spectrum = spectrum * (1 + share[:, None, None, None] * (ratio - 1))
-    return torch.fft.irfft2(spectrum, s=images.shape[-2:])
+    return torch.fft.irfft2(spectrum * (1 + share * (ratio - 1)), s=tuple(size))
 
 
 def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:

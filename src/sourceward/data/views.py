@@ -1,49 +1,87 @@
-"""Views: the same picture looked at another way. Functions of pixels in [0, 1], (batch, 3, height, width)."""
+"""Views: the same picture looked at another way, or moved toward the style of a source.
 
-from collections.abc import Callable, Iterator, Sequence
+An image's phase spectrum shows what is on it, its amplitude spectrum in what style: the view `style` takes
+the image half way to the mean amplitudes of each source. It is to images what the walk is to features, and
+follows test-time Fourier style calibration (Zhao et al., IJCAI 2022), which does so inside a network.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from sourceward.data.augment import gray, normalise, pencil
+from sourceward.data.augment import gray, normalise, pencil, toward_amplitude
 from sourceward.data.augmix import pixels
 from sourceward.errors import InputError, unknown_name
 
-View = Callable[[Tensor], Tensor]
+View = Callable[[Tensor], list[Tensor]]
+"""From pixels in [0, 1], (batch, 3, height, width), to one or several pictures of each."""
 
 VIEWS: dict[str, View] = {
-    "flip": lambda images: images.flip(-1),
-    "gray": lambda images: gray(images).expand_as(images),
-    "pencil": lambda images: pencil(images, torch.full_like(images[:, 0, 0, 0], 2.0)),
+    "flip": lambda images: [images.flip(-1)],
+    "gray": lambda images: [gray(images).expand_as(images)],
+    "pencil": lambda images: [pencil(images, torch.full_like(images[:, 0, 0, 0], 2.0))],
 }
 
+STYLE = "style"
+SHARE = 0.5
+"""Of the way to a source's amplitudes."""
 
-def named_views(names: str) -> list[View]:
-    """Views by name.
+NAMES = (*VIEWS, STYLE)
+
+
+def named_views(names: str, styles: Tensor | None = None) -> list[View]:
+    """Views by name, joined by +.
+
+    Args:
+        names: such as "flip+style".
+        styles: (sources, 3, height, width // 2 + 1), see `mean_amplitude`; `style` needs them.
 
     >>> len(named_views("flip+gray"))
     2
     """
     found = names.split("+")
     for name in found:
-        if name not in VIEWS:
-            raise unknown_name("view", name, VIEWS)
+        if name not in NAMES:
+            raise unknown_name("view", name, NAMES)
     if len(set(found)) < len(found):
         raise InputError(f"Expected each view once, but got '{names}'.")
-    return [VIEWS[name] for name in found]
+    if STYLE in found and styles is None:
+        raise InputError("This model knows no styles of its sources. Fit it again with this version.")
+    return [VIEWS[name] if name != STYLE else _styled(styles) for name in found]
 
 
-def look(images: Tensor, names: str) -> Iterator[Tensor]:
-    """uint8 images, then their views, uint8 too.
+def _styled(styles: Tensor | None) -> View:
+    assert styles is not None
+    return lambda images: [toward_amplitude(images, style, SHARE) for style in styles]
 
-    >>> [int(x.sum()) for x in look(torch.full((1, 3, 2, 2), 7, dtype=torch.uint8), "flip+gray")]
-    [84, 84, 84]
+
+def mean_amplitude(images: Iterable[Tensor]) -> Tensor:
+    """Of batches of uint8 images: (3, height, width // 2 + 1).
+
+    >>> mean_amplitude([torch.full((2, 3, 2, 2), 255, dtype=torch.uint8)])[0]
+    tensor([[4., 0.],
+            [0., 0.]])
     """
-    yield images
-    for view in named_views(names) if names else ():
-        yield (view(images.float() / 255) * 255).round().to(torch.uint8)
+    count, total = 0, torch.zeros(())
+    for batch in images:
+        count, total = count + len(batch), torch.fft.rfft2(batch.float() / 255).abs().sum(0) + total
+    return total / count
 
 
-def look_normalised(images: Tensor, view: View, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def look(images: Tensor, view: View) -> Iterator[Tensor]:
+    """A view of uint8 images, uint8 too.
+
+    >>> [int(x.sum()) for x in look(torch.full((1, 3, 2, 2), 7, dtype=torch.uint8), VIEWS["gray"])]
+    [84]
+    """
+    for picture in view(images.float() / 255):
+        yield (picture * 255).round().to(torch.uint8)
+
+
+def look_normalised(
+    images: Tensor, view: View, mean: Sequence[float], std: Sequence[float]
+) -> Iterator[Tensor]:
     """A view of images that are normalised, normalised too."""
-    return normalise(view(pixels(images, mean, std)), mean, std)
+    for picture in view(pixels(images, mean, std)):
+        yield normalise(picture, mean, std)

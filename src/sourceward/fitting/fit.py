@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
+from sourceward.data.views import mean_amplitude
 from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.tuning import FEWEST_SOURCES, Promise
@@ -112,10 +113,10 @@ def fit(
         if folder.open():
             return load(out, place)
         board = open_board(folder.path) if tensorboard and processes.is_main else None
-        job, info = (
-            Job(folder, plan, seed, processes, progress, board),
-            configuration | {"software": software()},
-        )
+        with processes.main_first():
+            styles = _styles(sources, body, plan, place)
+        job = Job(folder, plan, seed, processes, progress, board, styles)
+        info = configuration | {"software": software()}
         if body is not None and trains and plan.recipe == "two-stage":
             pretend = _pretend(sources, body, job, place)
             prepared = _prepare(arrange(sources, plan.validation_fraction), body, job, place)
@@ -132,6 +133,10 @@ def keep_features(
     body = _backbone(dataset, backbone, weights, plan, False, 0)
     if body is not None:
         extract_features(dataset, body, choose_device(device))
+
+
+STYLE_ROWS = 400
+"""Images of a source that tell its style."""
 
 
 @dataclass
@@ -243,6 +248,21 @@ def _check_crossfit(sources: DomainDataset, settings: FitSettings, trains: bool)
     for need, missing in needs:
         if settings.crossfit and missing:
             raise InputError(f"Expected {need} for `crossfit=true`, but there is none here. Leave it out.")
+
+
+def _styles(
+    sources: DomainDataset, backbone: Backbone | None, settings: FitSettings, device: torch.device
+) -> Tensor | None:
+    """Mean amplitudes of each source's images, from as many of the training rows as tell them."""
+    if backbone is None or backbone.kind != "image":
+        return None
+    dataset, train, _ = arrange(sources, settings.validation_fraction)
+    styles = []
+    for rows in train:
+        part = dataset.select(np.arange(rows.start, min(rows.stop, rows.start + STYLE_ROWS)))
+        samples = prepare_samples(part, backbone, device, show=False)
+        styles.append(mean_amplitude(samples.kept(slice(0, len(part)))))
+    return torch.stack(styles)
 
 
 def _prepare(arranged: "Arranged", backbone: Backbone | None, job: Job, device: torch.device) -> Prepared:

@@ -59,6 +59,7 @@ class Run(Stage):
         if adapt != self.settings.adapt().untaught():
             info["metrics"] |= self._scores(network, adapt)
         info["metrics"]["seconds"] = self.job.seconds()
+        network.styles = self.job.styles
         network.backbone = network.backbone or task.still  # not before: the samples are its features already
         network.eval().requires_grad_(False).to(task.labels.device)
         info["promise"] = None if promise is None else promise.to_dict()

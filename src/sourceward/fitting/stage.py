@@ -32,6 +32,8 @@ class Job:
     progress: bool | None = None
     board: Any = None
     """TensorBoard's writer."""
+    styles: Tensor | None = None
+    """Of the sources' images, for the finished network."""
     started: float = field(default_factory=time.monotonic)
 
     def seconds(self) -> float:

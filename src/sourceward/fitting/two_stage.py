@@ -175,7 +175,7 @@ def fit_heads(
     own = {"iteration": done, "last_iteration": done, "seconds": seconds}
     info["metrics"] = {**scores, **own, "finetune": told["scores"]}
     assert still is not None
-    model.network.backbone = still.to(device)
+    model.network.backbone, model.network.styles = still.to(device), job.styles
     model.network.eval().requires_grad_(False)
     return model
 

@@ -1,7 +1,7 @@
 """How good is a model on labelled domains, with and without adaptation, and is the gain more than luck?"""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +47,20 @@ def evaluate(
         raise InputError(f"This model reads {PLURAL[model.kind]}, but the data holds {PLURAL[dataset.kind]}.")
     dataset = _domains(dataset, target, model)
     labels = _labels(dataset, model)
-    features = [dataset_features(model, dataset, progress), *view_features(model, dataset, progress)]
+    features = dataset_features(model, dataset, progress)
+    views = view_features(model, dataset, progress)
     random = np.random.default_rng(0)
     domains, draws = {}, []
     for code, name in enumerate(dataset.domain_names):
         rows = np.flatnonzero(dataset.domains == code)
         if len(rows):
             there = torch.from_numpy(rows).to(model.device)
-            before = model.adapt_features(features[0][there], num_steps=0)
-            after = mean_answer([model.adapt_features(of[there], num_steps) for of in features])
+            before = model.adapt_features(features[there], num_steps=0)
+            voices = [
+                mean_answer([model.adapt_features(of[there], num_steps) for of in pictures])
+                for pictures in ([features], *views)
+            ]
+            after = mean_answer(voices)
             domains[name], resampled = _scores(model, before, after, labels[rows], random)
             draws.append(resampled)
     mean: dict[str, Any] = {
@@ -79,17 +84,21 @@ def dataset_features(model: Model, dataset: DomainDataset, progress: bool | None
 
 
 @torch.no_grad()
-def view_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> list[Tensor]:
-    """Rescaled features of every row, for each of the model's views; none are cached."""
+def view_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> list[list[Tensor]]:
+    """Rescaled features of every picture of each of the model's views; none are cached."""
     if not model.views:
         return []
-    looks, features = image_preprocessing(model.network), model.network.eval().features
-
-    def through(view: View) -> Callable[[Tensor], Tensor]:
-        return lambda images: features(look_normalised(images, view, looks.mean, looks.std))
-
+    looks, network = image_preprocessing(model.network), model.network.eval()
     samples = prepare_samples(dataset, model.backbone, model.device, show=progress)
-    return [encode(through(view), samples, slice(0, len(dataset))) for view in named_views(model.views)]
+    found = []
+    for view in named_views(model.views, network.styles):
+
+        def pictures(images: Tensor, view: View = view) -> Tensor:
+            seen = look_normalised(images, view, looks.mean, looks.std)
+            return torch.stack([network.features(picture) for picture in seen], 1)
+
+        found.append(list(encode(pictures, samples, slice(0, len(dataset))).unbind(1)))
+    return found
 
 
 def _scores(

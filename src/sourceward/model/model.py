@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +113,16 @@ class Model:
     def ask_views(self, names: str) -> "Model":
         """From now on answer for an image with the mean over it and these views of it.
 
-        Costs a pass of the backbone for each; does nothing to features.
+        Costs a pass of the backbone for each, and for each source where `style` is asked for; does nothing to
+        features.
 
         Args:
-            names: in `data.views.VIEWS`, joined by +, such as "flip+gray"; "" for none.
+            names: in `data.views`, joined by +, such as "flip+style"; "" for none.
         """
         if names and self.kind != "image":
             raise InputError(f"Views are looks at an image, but this model reads {PLURAL[self.kind]}.")
         if names:
-            named_views(names)
+            named_views(names, self.network.styles)
         self.views = names
         return self
 
@@ -169,7 +171,11 @@ class Model:
 
         On CUDA everything from pixels to votes is one captured call.
         """
-        return mean_answer([self._adapt_images(x, num_steps, sources) for x in look(images, self.views)])
+        answer = partial(self._adapt_images, num_steps=num_steps, sources=sources)
+        voices = [answer(images)]
+        for view in named_views(self.views, self.network.styles) if self.views else ():
+            voices.append(mean_answer([answer(picture) for picture in look(images, view)]))
+        return mean_answer(voices)
 
     def _adapt_images(self, images: Tensor, num_steps: int | None, sources: Sequence[str] | None) -> Adapted:
         if self.device.type != "cuda":

@@ -51,6 +51,8 @@ class Network(nn.Module):
     leap: StackedLeap | None
     white: Tensor | None
     unwhite: Tensor | None
+    styles: Tensor | None
+    """(sources, 3, height, width // 2 + 1): mean amplitude spectra of the sources' images."""
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class Network(nn.Module):
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("white", None)
         self.register_buffer("unwhite", None)
+        self.register_buffer("styles", None)
         self.register_buffer("centers", torch.zeros(sources, classes, dim))
         self.register_buffer("own_energy", LEVELS.repeat(sources, 1))
         self.register_buffer("sharpness", torch.zeros(()))
@@ -205,6 +208,8 @@ class Network(nn.Module):
         for name in ("white", "unwhite"):
             if prefix + name in state and getattr(self, name) is None:
                 setattr(self, name, torch.zeros(self.dim, self.dim).to(self.scale))
+        if self.styles is None and f"{prefix}styles" in state:
+            self.styles = torch.zeros_like(state[f"{prefix}styles"], device=self.scale.device)
         if self.leap is None and f"{prefix}leap.inner" in state:
             self.leap = StackedLeap.like(state, f"{prefix}leap.").to(self.scale.device)
         super()._load_from_state_dict(state, prefix, *rest)
