@@ -21,10 +21,11 @@ from sourceward.data import (
     in_order,
     stream_batches,
 )
-from sourceward.data.augment import Augmentation, augment
+from sourceward.data.augment import Augmentation, augment, toward_amplitude
 from sourceward.data.corrupting import corrupt_in_turn, corruption_noise
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.decode import INTERPOLATIONS, Geometry
+from sourceward.data.views import SHARE
 from sourceward.errors import InputError
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.progress import progress_bar
@@ -220,6 +221,46 @@ def corrupted_features(
     """Features of `rows` under each of the extra corruptions, one corruption after the other."""
     copies = [Corrupted(samples, name, number, seed) for number, name in enumerate(EXTRA_CORRUPTIONS)]
     return torch.cat([encode(network, copy, rows) for copy in copies])
+
+
+@dataclass(frozen=True)
+class Styled:
+    """Images, each half way to the style of a source."""
+
+    samples: Samples
+    styles: Tensor
+    """(sources, 3, height, width // 2 + 1)."""
+    toward: Tensor
+    """The source of each row."""
+
+    def batches(self, rows: slice) -> Iterator[Inputs]:
+        first = rows.start
+        for images in self.samples.kept(rows):
+            style = self.styles[self.toward[first : first + len(images)]]
+            there = toward_amplitude(images.float() / 255, style, SHARE)
+            yield self.samples.plain((there * 255).round().to(torch.uint8))
+            first += len(images)
+
+
+def extract_styled(
+    dataset: DomainDataset,
+    backbone: Backbone,
+    styles: Tensor,
+    toward: np.ndarray,
+    device: torch.device,
+    show: bool | None = None,
+) -> np.ndarray:
+    """Features of every image half way to the style of source `toward`; kept on disk."""
+    backbone = backbone.to(device).eval()
+
+    def compute() -> Tensor:
+        samples = prepare_samples(dataset, backbone, device, show=show)
+        copies = Styled(samples, styles, torch.from_numpy(toward).to(device))
+        with progress_bar(len(dataset), "features in other styles", show) as advance:
+            return encode(backbone, copies, slice(0, len(dataset)), advance)
+
+    told = tensor_hash({"styles": styles, "toward": torch.from_numpy(toward)})
+    return _kept(f"{dataset.content_hash()}{_identity(backbone, device)}{told}", backbone, compute)
 
 
 def extract_corrupted(

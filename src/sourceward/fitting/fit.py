@@ -40,6 +40,7 @@ from sourceward.inputs import (
     encode,
     extract_corrupted,
     extract_features,
+    extract_styled,
     prepare_samples,
     tensor_hash,
 )
@@ -163,6 +164,8 @@ class Task(Prepared):
     """What comes before the network and is not trained; it joins it in the finished model."""
     look: int | None
     """Rows of a source to look at during training; all when None."""
+    plain: list[slice]
+    """Of `train`, the samples as they came."""
 
     @property
     def bf16(self) -> bool:
@@ -290,12 +293,17 @@ def _task(
     sources: DomainDataset, backbone: Backbone | None, freeze: bool, job: Job, device: torch.device
 ) -> Task:
     trained, still = (None, backbone) if freeze else (backbone, None)
-    shifted = None
+    shifted = copies = None
     if still is not None:
         with job.processes.main_first():
             shifted = _corrupted(sources, still, job, device)
+            copies = _styled(sources, still, job, device)
             sources = extract_features(sources, still, device, job.progress)
     dataset, train, val = arrange(sources, job.settings.validation_fraction)
+    plain = train
+    if copies is not None:
+        dataset, train, val = _beside(dataset, train, val, copies)
+        plain = [slice(rows.start, rows.start + (rows.stop - rows.start) // 2) for rows in train]
     before: nn.Module | None = still
     if trained is None:
         feature, rows = torch.from_numpy(dataset.items), slice(0, train[-1].stop)
@@ -310,7 +318,8 @@ def _task(
     network = Network(len(train), len(dataset.classes), dim, job.settings.head, trained).to(device)
     if device.type == "cuda" and trained is not None and trained.kind == "image":
         trained.to(memory_format=torch.channels_last)
-    return Task(**vars(prepared), network=network, still=before, look=None if trained is None else LOOK)
+    look = None if trained is None else LOOK
+    return Task(**vars(prepared), network=network, still=before, look=look, plain=plain)
 
 
 def _corrupted(
@@ -323,6 +332,34 @@ def _corrupted(
     part = dataset.select(np.arange(train[-1].stop))
     feature = extract_corrupted(part, backbone, device, job.seed, job.progress)
     return torch.from_numpy(feature), torch.from_numpy(part.labels).repeat(len(feature) // len(part))
+
+
+def _styled(sources: DomainDataset, backbone: Backbone, job: Job, device: torch.device) -> np.ndarray | None:
+    """Features of the images to train on, each half way to the style of another source, in turn."""
+    count = len(sources.domain_names)
+    if not job.settings.styles or job.styles is None or count < 2:
+        return None
+    dataset, train, _ = arrange(sources, job.settings.validation_fraction)
+    part = dataset.select(np.arange(train[-1].stop))
+    number = np.concatenate([np.arange(rows.stop - rows.start) for rows in train])
+    toward = (part.domains + 1 + number % (count - 1)) % count
+    return extract_styled(part, backbone, job.styles, toward, device, job.progress)
+
+
+def _beside(dataset: DomainDataset, train: list[slice], val: list[slice], copies: np.ndarray) -> "Arranged":
+    """The samples with a copy of each training row after those of its source."""
+    own = [np.arange(rows.start, rows.stop) for rows in train]
+    rest = np.arange(train[-1].stop, len(dataset))
+    again = [len(dataset) + rows for rows in own]
+    order = np.concatenate([*(both for pair in zip(own, again) for both in pair), rest])
+    items = np.concatenate([dataset.items, copies])[order]
+    known = np.concatenate([np.arange(len(dataset)), np.arange(len(copies))])[order]
+    added = len(copies)
+    return (
+        replace(dataset.select(known), items=items),
+        [slice(2 * rows.start, 2 * rows.stop) for rows in train],
+        [slice(rows.start + added, rows.stop + added) for rows in val],
+    )
 
 
 Arranged = tuple[DomainDataset, list[slice], list[slice]]

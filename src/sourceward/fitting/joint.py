@@ -113,7 +113,7 @@ class Run(Stage):
         asks = settings.num_steps == "auto" or settings.aggregation == "learned"
         if not asks or not isinstance(task.samples, Resident) or task.look is not None:
             return settings.adapt(), None
-        parts = [(task.samples.rows[rows], task.labels[rows]) for rows in task.train]
+        parts = [(task.samples.rows[rows], task.labels[rows]) for rows in task.plain]
         names, classes = list(task.dataset.domain_names), np.arange(len(task.dataset.classes))
         estimator = EnergyAdapter(
             **settings.estimator(), device=str(task.labels.device), random_state=self.job.seed

@@ -93,6 +93,8 @@ class FitSettings:
         posterior_chain: also run chains whose latent is the posterior of the sample's class.
         shifts: what a lone source practises on: `corruptions` of its images (four that no benchmark tests
             on; noise where the data is no images), or `noise` on its features.
+        styles: where an image backbone is not trained, heads and energies also see every image half way to
+            the style of another source, see `data.views`.
         crossfit: fine-tune the backbone once more without each source, so that what is promised of adaptation
             was measured on domains that it had not seen.
         augmentation: of training images.
@@ -143,6 +145,7 @@ class FitSettings:
     replay_share: float = TrainSettings.replay_share
     posterior_chain: bool = _ESTIMATOR["posterior_chain"]
     shifts: str = "corruptions"
+    styles: bool = True
     crossfit: bool = False
     augmentation: Augmentation = field(default_factory=Augmentation)
     components: int | None = 256
@@ -242,6 +245,8 @@ class FitSettings:
                 raise InputError(
                     f"`{name}` has a part where a backbone is trained, and here none is: leave it out."
                 )
+            if trains_backbone and key == "styles":
+                raise InputError("`styles` has a part where a backbone is not trained: pass --freeze.")
             if joint and key == "finetune":
                 own = name.partition(".")[2]
                 there = f"set `{own}`, or " if own in self.__dataclass_fields__ else ""

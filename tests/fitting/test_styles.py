@@ -1,0 +1,95 @@
+"""Heads of a frozen image backbone see every image half way to the style of another source, too."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sourceward.data.augment import toward_amplitude
+from sourceward.data.views import SHARE
+from sourceward.errors import InputError
+from sourceward.fitting import fit
+from sourceward.fitting.fit import _beside, arrange
+from sourceward.inputs import extract_styled
+from sourceward.nn.backbones import create_backbone
+from tests.tiny_runs import tiny_features, tiny_images
+
+SMALL = {"max_iter": 3, "num_steps": 1}
+
+
+def test_copies_stand_after_the_rows_of_their_source():
+    dataset, train, val = arrange(tiny_features())
+    copies = dataset.items[: train[-1].stop] + 1000
+    both, trained, selected = _beside(dataset, train, val, copies)
+    for old, new in zip(train, trained):
+        half = (new.stop - new.start) // 2
+        first, second = (both.select(np.arange(a, a + half)) for a in (new.start, new.start + half))
+        plain = dataset.select(np.arange(old.start, old.stop))
+        np.testing.assert_array_equal(first.items, plain.items)
+        np.testing.assert_array_equal(second.items, plain.items + 1000)
+        for part in (first, second):
+            np.testing.assert_array_equal(part.labels, plain.labels)
+            np.testing.assert_array_equal(part.domains, plain.domains)
+    for old, new in zip(val, selected):
+        np.testing.assert_array_equal(both.items[new], dataset.items[old])
+        np.testing.assert_array_equal(both.labels[new], dataset.labels[old])
+
+
+def test_features_of_copies():
+    data, backbone = tiny_images(), create_backbone("tiny:conv", weights=None, image_size=16).eval()
+    styles = torch.rand(3, 3, 16, 9) * 50
+    toward = np.arange(len(data)) % 3
+    found = extract_styled(data, backbone, styles, toward, torch.device("cpu"), show=False)
+    images = torch.from_numpy(data.items[:4]).float() / 255
+    there = toward_amplitude(images, styles[toward[:4]], SHARE)
+    with torch.no_grad():
+        expected = backbone(backbone.prepare((there * 255).round().to(torch.uint8)))
+    np.testing.assert_allclose(found[:4], expected.numpy(), atol=1e-5)
+
+
+def test_only_a_frozen_image_backbone_sees_them(tmp_path, monkeypatch):
+    seen = []
+    fitting = sys.modules["sourceward.fitting.fit"]  # its name is that of the function, too
+    monkeypatch.setattr(fitting, "_beside", lambda *parts: seen.append(len(parts[3])) or _beside(*parts))
+    options = {"device": "cpu", "progress": False, "target": "c"}
+    fit(
+        tiny_images(),
+        out=tmp_path / "a",
+        backbone="tiny:conv",
+        weights=None,
+        freeze=True,
+        settings=SMALL,
+        **options,
+    )
+    assert seen == [arrange(tiny_images().of_domains(["a", "b"]))[1][-1].stop]
+    off = SMALL | {"styles": False}
+    fit(
+        tiny_images(),
+        out=tmp_path / "b",
+        backbone="tiny:conv",
+        weights=None,
+        freeze=True,
+        settings=off,
+        **options,
+    )
+    fit(tiny_features(), out=tmp_path / "c", settings=SMALL, **options)
+    assert len(seen) == 1
+    with pytest.raises(InputError, match="pass --freeze"):
+        fit(tiny_images(), out=tmp_path / "d", backbone="tiny:conv", weights=None, settings=off, **options)
+
+
+def test_pretend_targets_are_samples_as_they_came(tmp_path, monkeypatch):
+    asked = []
+
+    def listen(self, parts, *rest):
+        asked.append([len(x) for x, _ in parts])
+        return replace(self._test_time(0)), None
+
+    monkeypatch.setattr("sourceward.estimator.EnergyAdapter.self_tune", listen)
+    data, settings = tiny_images(), {"max_iter": 3}
+    fit(data, out=tmp_path / "run", backbone="tiny:conv", weights=None, freeze=True, settings=settings,
+        device="cpu", progress=False, target="c")  # fmt: skip
+    train = arrange(data.of_domains(["a", "b"]))[1]
+    assert asked == [[rows.stop - rows.start for rows in train]]
