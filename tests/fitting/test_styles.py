@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+import sourceward as sw
 from sourceward.data.augment import toward_amplitude
 from sourceward.data.views import SHARE
 from sourceward.errors import InputError
+from sourceward.estimator.tuning import CAP, Trial, pretend_view
 from sourceward.fitting import fit
 from sourceward.fitting.fit import _beside, arrange
 from sourceward.inputs import extract_styled
 from sourceward.nn.backbones import create_backbone
-from tests.tiny_runs import tiny_features, tiny_images
+from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
 
 SMALL = {"max_iter": 3, "num_steps": 1}
 
@@ -93,3 +95,39 @@ def test_pretend_targets_are_samples_as_they_came(tmp_path, monkeypatch):
         device="cpu", progress=False, target="c")  # fmt: skip
     train = arrange(data.of_domains(["a", "b"]))[1]
     assert asked == [[rows.stop - rows.start for rows in train]]
+
+
+def test_pretend_targets_say_whether_to_ask_about_styles(tmp_path, monkeypatch):
+    """Each source is asked about in the style of another by a network that was trained without it."""
+    worth = {"a": 0.03, "b": 0.01, "c": 0.02}
+
+    def tried(name, network, part, picture):
+        assert len(picture) == len(part[1])
+        assert not torch.equal(picture, part[0])
+        right = np.zeros((2, 1000))
+        right[int(worth[name] > 0), : round(1000 * abs(worth[name]))] = 1
+        return Trial(name, right)
+
+    monkeypatch.setattr("sourceward.fitting.joint.pretend_view", tried)
+    model = fit_tiny(tiny_images(), tmp_path / "on", target=(), freeze=True, settings={"num_steps": "auto"})
+    told = model.info["style_promise"]
+    assert told["gain"] == pytest.approx((CAP + 0.01 + 0.02) / 3)
+    assert told["per_source"] == pytest.approx(worth)
+    assert model.views == sw.load(tmp_path / "on", "cpu").views == "style"
+    assert "+1.7 points expected" in (tmp_path / "on" / "README.md").read_text()
+    worth = {"a": 0.03, "b": -0.01, "c": 0.0}
+    model = fit_tiny(tiny_images(), tmp_path / "off", target=(), freeze=True, settings={"num_steps": "auto"})
+    assert model.views == ""
+    assert "not worth it" in (tmp_path / "off" / "README.md").read_text()
+
+
+def test_a_pretend_target_is_asked_with_and_without_its_other_picture(tmp_path):
+    model = fit_tiny(tiny_features(), tmp_path / "run", settings={"whiten": False})
+    data = tiny_features().of_domains("c")
+    label = torch.from_numpy(data.labels).long()
+    part, picture = (torch.from_numpy(data.items), label), torch.from_numpy(data.items[::-1].copy())
+    trial = pretend_view("c", model.network, part, picture)
+    rows = np.random.default_rng(0).permutation(len(label))
+    plain = model.adapt(data.items, num_steps=0).probabilities
+    for right, answer in zip(trial.right, (plain, plain + plain[::-1])):
+        np.testing.assert_array_equal(right, (answer.argmax(1) == data.labels)[rows])

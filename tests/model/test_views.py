@@ -88,3 +88,10 @@ def test_what_has_no_views_is_refused(model, tmp_path):
         model.ask_views("flip").adapt(images()[:1], trajectory=True)
     with pytest.raises(InputError, match="reads texts"):
         fit_tiny(tiny_texts(), tmp_path / "texts").ask_views("flip")
+
+
+def test_without_adaptation_there_are_no_views(model):
+    plain = model.adapt(images(), num_steps=0).probabilities
+    assert np.array_equal(model.ask_views("flip+style").adapt(images(), num_steps=0).probabilities, plain)
+    scores = evaluate(model, tiny_images(), num_steps=0)["mean"]
+    assert scores["gain"] == 0

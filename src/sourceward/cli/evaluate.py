@@ -18,6 +18,7 @@ from sourceward.cli.options import (
     Views,
     bars,
     reader_options,
+    view_names,
     wide_console,
 )
 
@@ -27,7 +28,7 @@ def evaluate(
     data: Data,
     target: Annotated[list[str] | None, typer.Option(help="A domain to look at; may be repeated.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Steps of the walk, if not the model's own.")] = None,
-    views: Views = "",
+    views: Views = None,
     option: Option = None,
     device: Device = "auto",
     json: Json = False,
@@ -42,7 +43,9 @@ def evaluate(
     from sourceward.model import evaluate as measure
     from sourceward.model import load
 
-    model = load(run, device).ask_views(views.replace(",", "+"))
+    model = load(run, device)
+    if views is not None:
+        model.ask_views(view_names(views))
     dataset = open_dataset(data, **reader_options(option))
     result = measure(model, dataset, target=target or (), num_steps=num_steps, progress=bars(quiet))
     if json:

@@ -23,7 +23,10 @@ RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A model folder, as 
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Views = Annotated[
-    str, typer.Option(help="Looks at each image to ask about beside it, by comma: flip, gray, pencil, style.")
+    str | None,
+    typer.Option(
+        help="Views of each image to ask about beside it: flip, gray, pencil, style by comma; none."
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no summary.")]
 
@@ -82,3 +85,8 @@ def wide_console(stderr: bool = False) -> Console:
 def bars(quiet: bool) -> bool | None:
     """What `progress=` wants: off, or when somebody is watching."""
     return False if quiet else None
+
+
+def view_names(text: str) -> str:
+    """What `--views` says, as `Model.ask_views` takes it."""
+    return "" if text == "none" else text.replace(",", "+")

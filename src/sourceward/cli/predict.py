@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from sourceward.cli.options import Device, Json, Option, Quiet, RunPath, Views, bars, reader_options
+from sourceward.cli.options import (
+    Device,
+    Json,
+    Option,
+    Quiet,
+    RunPath,
+    Views,
+    bars,
+    reader_options,
+    view_names,
+)
 from sourceward.errors import unknown_name
 
 SHOWN = 5
@@ -24,7 +34,7 @@ def predict(
     ] = None,
     option: Option = None,
     num_steps: Annotated[int | None, typer.Option(help="Steps of the walk; 0 for no adaptation.")] = None,
-    views: Views = "",
+    views: Views = None,
     device: Device = "auto",
     json: Json = False,
     quiet: Quiet = False,
@@ -46,9 +56,13 @@ def predict(
     from sourceward.model.predicting import predict_files
 
     options = table_options(option)
-    model = load(run, device).ask_views(views.replace(",", "+"))
+    model = load(run, device)
+    if views is not None:
+        model.ask_views(view_names(views))
     if num_steps is not None:
         model.settings = model.asked(num_steps)
+        if not num_steps and views is None:
+            model.ask_views("")
     column, delimiter = column or options.get(model.kind), options.get("delimiter")
     failures = predict_files(model, inputs, out, column=column, delimiter=delimiter, progress=bars(quiet))
     if json:

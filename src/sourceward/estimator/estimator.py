@@ -1,5 +1,6 @@
 """`EnergyAdapter`: the method for feature matrices, with scikit-learn's conventions."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
@@ -287,7 +288,12 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         return settings.num_steps, adapts, settings.trust, promise
 
     def self_tune(
-        self, parts: list[Part], names: list[Any], classes: np.ndarray, shifted: Part | None = None
+        self,
+        parts: list[Part],
+        names: list[Any],
+        classes: np.ndarray,
+        shifted: Part | None = None,
+        watch: Callable[[int, Network], None] | None = None,
     ) -> tuple[AdaptSettings, Promise | None]:
         """Settings of test time that pretend targets ask for, and what they gained; see `tuning`.
 
@@ -296,6 +302,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             names: of the sources.
             classes: all of them.
             shifted: samples of no source to practise on.
+            watch: see `tune`.
         """
         asked, learns = self.num_steps != "auto", self.aggregation == "learned"
         settings = self._test_time(int(self.num_steps) if asked else LENGTHS[0])
@@ -304,7 +311,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         fit = partial(self.pretender(classes)._fit_network, shifted=shifted)
         if asked:
             return (learn_votes(parts, fit, settings) if learns and self.num_steps else settings), None
-        return tune(parts, names, fit, settings)
+        return tune(parts, names, fit, settings, watch)
 
     def pretender(self, classes: np.ndarray) -> "EnergyAdapter":
         """An unfitted twin that trains the models of pretend targets, on class numbers of `classes`."""

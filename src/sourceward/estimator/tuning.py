@@ -33,6 +33,9 @@ CAP = 0.02
 WORTH = 0.0025
 """What a walk must be worth to be taken: less than a quarter of a point is no reason to move anything."""
 
+VIEWS_WORTH = 0.005
+"""What asking about other pictures of a sample must be worth: each costs a pass of the backbone."""
+
 ROWS = 2000
 """Samples of a pretend target that are looked at."""
 
@@ -98,6 +101,7 @@ def tune(
     names: Sequence[str],
     fit: Callable[[list[Part]], Network],
     settings: AdaptSettings,
+    watch: Callable[[int, Network], None] | None = None,
 ) -> tuple[AdaptSettings, Promise]:
     """Choose how far to walk.
 
@@ -106,11 +110,14 @@ def tune(
         names: of the sources.
         fit: trains a network on some of them, calibrated and ready to use.
         settings: of test time, whose number of steps is to be chosen.
+        watch: is shown every network, with the number of the source that it was trained without.
     """
     trials = []
     for held, part in enumerate(parts):
         network = fit([other for source, other in enumerate(parts) if source != held])
         trials.append(pretend(str(names[held]), network, part, settings))
+        if watch is not None:
+            watch(held, network)
     return settle(trials, settings)
 
 
@@ -164,6 +171,21 @@ def pretend(name: str, network: Network, part: Part, settings: AdaptSettings) ->
     return Trial(name, right, tuple(observe(network, part, one) for one in tried[1:]))
 
 
+def pretend_view(name: str, network: Network, part: Part, picture: Tensor) -> Trial:
+    """Ask a network trained without a source about its samples, and about another picture of each."""
+    still, label = EnergyAdaptation(AdaptSettings().off()), part[1]
+    scaled, truth = _some(network, part)
+    plain = still(network, scaled).probabilities
+    other = still(network, _some(network, (picture, label))[0]).probabilities
+    right = [answer.argmax(1) == truth.cpu().numpy() for answer in (plain, plain + other)]
+    return Trial(name, np.stack(right).astype(float))
+
+
+def settle_view(trials: Sequence[Trial]) -> Promise:
+    """Whether to ask about that picture from now on, and what it promises."""
+    return promise(trials, choose(trials, VIEWS_WORTH), AdaptSettings().off())
+
+
 def observe(network: Network, part: Part, settings: AdaptSettings) -> Evidence:
     """The votes on a source that the network was trained without, and what can be seen of them."""
     scaled, label = _some(network, part)
@@ -191,11 +213,11 @@ def _some(network: Network, part: Part) -> Part:
     return network.features(feature[rows].to(device)), label[rows].to(device)
 
 
-def choose(trials: Sequence[Trial]) -> int:
+def choose(trials: Sequence[Trial], least: float = WORTH) -> int:
     """The first candidate that pretend targets gain by, on average and at the median, or none (0)."""
     gain = np.array([np.minimum(trial.gain, CAP) for trial in trials])
     worth = np.minimum(gain.mean(0), np.median(gain, axis=0))  # one win must not speak for the others
-    return next((c for c in range(1, len(worth)) if worth[c] > WORTH), 0)
+    return next((c for c in range(1, len(worth)) if worth[c] > least), 0)
 
 
 def promise(trials: Sequence[Trial], chosen: int, settings: AdaptSettings) -> Promise:

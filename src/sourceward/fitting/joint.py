@@ -9,8 +9,10 @@ from torch import Tensor
 
 from sourceward.adapters import EnergyAdaptation
 from sourceward.adapters.base import Adapted
+from sourceward.data.views import STYLE
 from sourceward.distil import distil
 from sourceward.estimator import EnergyAdapter, Promise
+from sourceward.estimator.tuning import pretend_view, settle_view
 from sourceward.fitting.cost import Meter
 from sourceward.fitting.run_folder import LAST
 from sourceward.fitting.settings import FitSettings
@@ -33,6 +35,8 @@ class Run(Stage):
 
     select_on = "adapted"
     settings: FitSettings
+    style_promise: Promise | None = None
+    """What pretend targets gained by being asked about in the style of another source, too."""
 
     def __init__(self, task: "Task", job: Job) -> None:
         super().__init__(job, job.settings)
@@ -63,7 +67,11 @@ class Run(Stage):
         network.backbone = network.backbone or task.still  # not before: the samples are its features already
         network.eval().requires_grad_(False).to(task.labels.device)
         info["promise"] = None if promise is None else promise.to_dict()
-        model = Model(network, data.classes, data.domain_names, adapt, info)
+        views = ""
+        if self.style_promise is not None:
+            info["style_promise"] = self.style_promise.to_dict()
+            views = STYLE if self.style_promise.adapts else ""
+        model = Model(network, data.classes, data.domain_names, adapt, info, views)
         if self.processes.is_main:
             if self.best_scores["iteration"] != learner.iteration:
                 extra = {} if task.still is None else task.still.state_dict(prefix="backbone.")
@@ -118,7 +126,16 @@ class Run(Stage):
         estimator = EnergyAdapter(
             **settings.estimator(), device=str(task.labels.device), random_state=self.job.seed
         )
-        return estimator.self_tune(parts, names, classes, task.samples.shifted)
+        copies = [task.samples.rows[plain.stop : rows.stop] for plain, rows in zip(task.plain, task.train)]
+        trials = []
+
+        def watch(held: int, network: Network) -> None:
+            if len(copies[held]):
+                trials.append(pretend_view(names[held], network, parts[held], copies[held]))
+
+        adapt, promise = estimator.self_tune(parts, names, classes, task.samples.shifted, watch)
+        self.style_promise = settle_view(trials) if trials else None
+        return adapt, promise
 
     def _complete(self, network: Network) -> Network:
         """Class centres of the finished network, from every training sample; energies on the scale of those

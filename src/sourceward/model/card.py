@@ -27,6 +27,7 @@ def model_card(config: dict[str, Any]) -> str:
         f"- Walk at test time: {_walk(adapt)}",
         *_scores(config.get("metrics") or {}),
         f"- Will adaptation help on an unseen domain? {_promise(config.get('promise'))}",
+        *([f"- And other pictures? {style_text(told)}"] if (told := config.get("style_promise")) else []),
         "",
         "```python",
         "import sourceward as sw",
@@ -52,6 +53,21 @@ def _promise(told: dict[str, Any] | None) -> str:
             "the unseen one."
         )
     return f"{Promise(**told)}."
+
+
+def style_text(told: dict[str, Any]) -> str:
+    """What pretend targets gained by being asked about in the style of a source, too."""
+    parts = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in told["per_source"].items())
+    if not told["adapts"]:
+        return (
+            f"Asking about each image in the sources' styles too is not worth it (pretend targets: {parts})."
+        )
+    low, gain, high = (100 * told[key] for key in ("low", "gain", "high"))
+    return (
+        f"{gain:+.1f} points expected ({low:+.1f} to {high:+.1f}) by asking about each image in the style of "
+        f"every source, too; pretend targets: {parts}. It costs a pass of the backbone each; "
+        "`predict --views none` does without."
+    )
 
 
 _EXAMPLE = {"image": '["a.jpg"]', "text": '["a text"]', "features": "X"}

@@ -48,7 +48,7 @@ def evaluate(
     dataset = _domains(dataset, target, model)
     labels = _labels(dataset, model)
     features = dataset_features(model, dataset, progress)
-    views = view_features(model, dataset, progress)
+    views = view_features(model, dataset, progress) if num_steps != 0 else []
     random = np.random.default_rng(0)
     domains, draws = {}, []
     for code, name in enumerate(dataset.domain_names):

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from sourceward.model.model import Model
 
 FORMAT_VERSION = 2
-OWN = ("format_version", "kind", "classes", "sources", "network", "backbone", "projected_from", "adapt")
+OWN = (
+    "format_version",
+    "kind",
+    "classes",
+    "sources",
+    "network",
+    "backbone",
+    "projected_from",
+    "adapt",
+    "views",
+)
 """Keys of config.json that build the model; the rest is `Model.info`."""
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
@@ -38,6 +48,7 @@ def describe_model(model: "Model") -> dict[str, Any]:
         "backbone": None if backbone is None else backbone.config(),
         "projected_from": None if projection is None else len(projection.projection),
         "adapt": asdict(model.settings),
+        "views": model.views,
         **model.info,
     }
     return json.loads(json.dumps(config))

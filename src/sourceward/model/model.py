@@ -173,7 +173,8 @@ class Model:
         """
         answer = partial(self._adapt_images, num_steps=num_steps, sources=sources)
         voices = [answer(images)]
-        for view in named_views(self.views, self.network.styles) if self.views else ():
+        asked = self.views if num_steps != 0 else ""  # no adaptation at all, then
+        for view in named_views(asked, self.network.styles) if asked else ():
             voices.append(mean_answer([answer(picture) for picture in look(images, view)]))
         return mean_answer(voices)
 
@@ -298,7 +299,8 @@ class Model:
         settings = AdaptSettings(**{**adapt, "step": StepSettings(**adapt["step"])})
         info = {key: value for key, value in config.items() if key not in OWN}
         network.eval().requires_grad_(False).to(place)
-        return cls(network, tuple(config["classes"]), tuple(config["sources"]), settings, info)
+        names = tuple(config["classes"]), tuple(config["sources"])
+        return cls(network, *names, settings, info, config.get("views", ""))
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> "Model":
