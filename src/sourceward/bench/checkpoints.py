@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sourceward.adapters import ADAPTERS, Adapted, EnergyAdaptation, create_adapter
-from sourceward.adapters.base import adapter_traits
+from sourceward.adapters.base import adapter_traits, mean_answer
 from sourceward.bench.controls import Answer, linear_control, single_sample_control
 from sourceward.bench.specs import AUTO, LINEAR, NONE, OURS, SINGLE, Spec
 from sourceward.bench.throughput import inner_backbone, measure_encoding
@@ -54,6 +54,7 @@ class Checkpoint:
         estimator: where the features are the user's own.
         info: seconds and memory of the training, what was promised, settings.
         asked: settings of test time for a number of steps, as if nothing was tuned; `settings` if None.
+        view: features of other pictures of a part of the dataset, about which the self-tuned model asks too.
     """
 
     network: Network
@@ -66,8 +67,10 @@ class Checkpoint:
     estimator: EnergyAdapter | None = None
     info: dict[str, Any] = field(default_factory=dict)
     asked: Callable[[int], AdaptSettings] | None = None
+    view: Callable[[DomainDataset], list[list[Tensor]]] | None = None
     _controls: dict[str, tuple[Answer, np.ndarray, float]] = field(default_factory=dict)
     _prepared: tuple[Part, Any] | None = None
+    _pictures: tuple[Part, list[list[Tensor]]] | None = None
 
     def part(self, domain: str) -> Part:
         """All samples of one domain."""
@@ -178,7 +181,24 @@ class Checkpoint:
         settings = replace(base, step=replace(base.step, **inner), **outer)
         settings = settings.off() if given.get("num_steps") == 0 else settings
         settings.check()
-        return EnergyAdaptation(settings)(self.network, part.feature)
+        answer = partial(EnergyAdaptation(settings), self.network)
+        pictures = self.pictures(part) if options.get("num_steps") == AUTO else []
+        return mean_answer([answer(part.feature), *(mean_answer([*map(answer, p)]) for p in pictures)])
+
+    def pictures(self, part: Part) -> list[list[Tensor]]:
+        """Of each view that the self-tuned model asks about; those of the last part are kept."""
+        if self.view is None:
+            return []
+        if self._pictures is None or self._pictures[0] is not part:
+            self._pictures = part, self.view(part.dataset)
+        return self._pictures[1]
+
+    def passes(self, spec: Spec, part: Part) -> int:
+        """Of the backbone for each sample, beside those that a contestant does itself."""
+        if self.streams(spec):
+            return 0
+        asks = spec.name == OURS and spec.own.get("num_steps") == AUTO
+        return 1 + (sum(map(len, self.pictures(part))) if asks else 0)
 
 
 def in_order(adapted: Adapted, order: np.ndarray) -> Adapted:

@@ -128,6 +128,7 @@ def _cell(
     rows = _rows(spec, len(part.label), job.seed)
     if rows is not None:
         part, before = part.select(rows), before[rows]
+    passes = checkpoint.passes(spec, part)
     start = time.perf_counter()
     adapted = checkpoint.answer(spec, part)
     seconds = time.perf_counter() - start
@@ -144,7 +145,7 @@ def _cell(
             for rows in checkpoint.validation
         ]
         numbers["validation"] = float(np.mean(scores))
-    ms = 1000 * seconds / max(len(part.label), 1) + (0 if checkpoint.streams(spec) else checkpoint.encode_ms)
+    ms = 1000 * seconds / max(len(part.label), 1) + (passes * checkpoint.encode_ms if passes else 0)
     numbers |= {"seconds": seconds, "ms_per_sample": ms}
     samples = saved_and_lost(before, adapted.probabilities, part.label, checkpoint.codes, part.dataset)
     shown = [] if spec.name == NONE else samples

@@ -21,7 +21,7 @@ from sourceward.fitting.fit import fit, keep_features
 from sourceward.fitting.presets import PRESETS
 from sourceward.fitting.settings import FitSettings, has_learned, settings_for
 from sourceward.model import load
-from sourceward.model.evaluation import dataset_features
+from sourceward.model.evaluation import dataset_features, view_features
 from sourceward.parallel import choose_device
 
 LAST = "last.safetensors"
@@ -174,7 +174,7 @@ def _on_inputs(
     info = {
         "rows": model.info["data"]["samples"],
         "fit_seconds": metrics["seconds"],
-        "promise": plain(model.info.get("promise") or metrics.get("promise")),
+        "promise": _promised(model.info),
         "validation": metrics,
         "validation_fraction": model.info["training"]["settings"]["validation_fraction"],
         "backbone": model.info["training"]["backbone"],
@@ -193,7 +193,17 @@ def _on_inputs(
         None,
         info,
         model.asked,
+        (lambda dataset: view_features(model, dataset, False)) if model.views else None,
     )
+
+
+def _promised(info: dict[str, Any]) -> dict[str, Any] | None:
+    """Of the walk, and of asking about the sources' styles where the model does: pretend targets were asked
+    about each alone, so the two add up."""
+    walk, style = plain(info.get("promise")), plain(info.get("style_promise"))
+    if walk is None or style is None or not style["adapts"]:
+        return walk
+    return walk | {key: walk[key] + style[key] for key in ("gain", "low", "high")} | {"style": style}
 
 
 def plain(value: Any) -> Any:

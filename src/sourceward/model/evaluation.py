@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from sourceward.adapters import Adapted
 from sourceward.adapters.base import mean_answer
 from sourceward.adapters.memo import image_preprocessing
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.data.views import View, look_normalised, named_views
+from sourceward.data.views import STYLE, View, look_normalised, named_views
 from sourceward.errors import InputError, unknown_name
 from sourceward.functional.paired import interval, paired_draws
-from sourceward.inputs import encode, extract_features, prepare_samples
+from sourceward.inputs import encode, extract_features, extract_styled, prepare_samples
 from sourceward.model.model import PLURAL, Model
 
 
@@ -85,13 +86,22 @@ def dataset_features(model: Model, dataset: DomainDataset, progress: bool | None
 
 @torch.no_grad()
 def view_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> list[list[Tensor]]:
-    """Rescaled features of every picture of each of the model's views; none are cached."""
+    """Rescaled features of every picture of each of the model's views. Those in the sources' styles come from
+    the cache, where the backbone was not trained."""
     if not model.views:
         return []
-    looks, network = image_preprocessing(model.network), model.network.eval()
-    samples = prepare_samples(dataset, model.backbone, model.device, show=progress)
+    looks, network, backbone = image_preprocessing(model.network), model.network.eval(), model.backbone
+    assert backbone is not None
+    frozen = model.info.get("training", {}).get("freeze")
+    samples = None
     found = []
-    for view in named_views(model.views, network.styles):
+    for name, view in zip(model.views.split("+"), named_views(model.views, network.styles)):
+        if name == STYLE and frozen and network.styles is not None:
+            toward = [np.full(len(dataset), source) for source in range(len(model.sources))]
+            style = partial(extract_styled, dataset, backbone, network.styles)
+            found.append([model.features(style(one, model.device, progress)) for one in toward])
+            continue
+        samples = samples or prepare_samples(dataset, backbone, model.device, show=progress)
 
         def pictures(images: Tensor, view: View = view) -> Tensor:
             seen = look_normalised(images, view, looks.mean, looks.std)
