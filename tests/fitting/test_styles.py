@@ -131,3 +131,18 @@ def test_a_pretend_target_is_asked_with_and_without_its_other_picture(tmp_path):
     plain = model.adapt(data.items, num_steps=0).probabilities
     for right, answer in zip(trial.right, (plain, plain + plain[::-1])):
         np.testing.assert_array_equal(right, (answer.argmax(1) == data.labels)[rows])
+
+
+def test_last_weights_know_the_styles_too(tmp_path, monkeypatch):
+    scores = iter([0.5, 0.9, 0.9, 0.1])
+
+    def validate(*_):
+        value = next(scores)
+        return {"adapted": value, "unadapted": value, "per_source": {}}
+
+    monkeypatch.setattr("sourceward.fitting.joint.validate", validate)
+    fit_tiny(tiny_images(), tmp_path / "run", freeze=True, settings={"evaluate_every": 3})
+    best, last = (
+        sw.load(tmp_path / "run", "cpu", weights=f"{name}.safetensors") for name in ("model", "last")
+    )
+    assert torch.equal(best.network.styles, last.network.styles)

@@ -75,6 +75,7 @@ class Run(Stage):
         if self.processes.is_main:
             if self.best_scores["iteration"] != learner.iteration:
                 extra = {} if task.still is None else task.still.state_dict(prefix="backbone.")
+                extra |= {} if network.styles is None else {"styles": network.styles}
                 save_tensors(self.folder.path / LAST, last | extra, {"iteration": learner.iteration})
             model.save(self.folder.path)
             self.folder.checkpoint.unlink(missing_ok=True)

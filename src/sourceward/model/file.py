@@ -17,7 +17,7 @@ from sourceward.storage import load_tensors
 if TYPE_CHECKING:
     from sourceward.model.model import Model
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 OWN = (
     "format_version",
     "kind",
