@@ -25,7 +25,7 @@ from sourceward.data.augment import Augmentation, augment, toward_amplitude
 from sourceward.data.corrupting import corrupt_in_turn, corruption_noise
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.decode import INTERPOLATIONS, Geometry
-from sourceward.data.views import SHARE
+from sourceward.data.views import SHARE, as_bytes
 from sourceward.errors import InputError
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.progress import progress_bar
@@ -238,7 +238,7 @@ class Styled:
         for images in self.samples.kept(rows):
             style = self.styles[self.toward[first : first + len(images)]]
             there = toward_amplitude(images.float() / 255, style, SHARE)
-            yield self.samples.plain((there * 255).round().to(torch.uint8))
+            yield self.samples.plain(as_bytes(there))
             first += len(images)
 
 

@@ -13,7 +13,8 @@ from sourceward.data.views import SHARE
 from sourceward.errors import InputError
 from sourceward.estimator.tuning import CAP, Trial, pretend_view
 from sourceward.fitting import fit
-from sourceward.fitting.fit import _beside, arrange
+from sourceward.fitting.arrange import arrange
+from sourceward.fitting.styles import beside
 from sourceward.inputs import extract_styled
 from sourceward.nn.backbones import create_backbone
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
@@ -24,7 +25,7 @@ SMALL = {"max_iter": 3, "num_steps": 1}
 def test_copies_stand_after_the_rows_of_their_source():
     dataset, train, val = arrange(tiny_features())
     copies = dataset.items[: train[-1].stop] + 1000
-    both, trained, selected = _beside(dataset, train, val, copies)
+    both, trained, selected = beside(dataset, train, val, copies)
     for old, new in zip(train, trained):
         half = (new.stop - new.start) // 2
         first, second = (both.select(np.arange(a, a + half)) for a in (new.start, new.start + half))
@@ -54,7 +55,7 @@ def test_features_of_copies():
 def test_only_a_frozen_image_backbone_sees_them(tmp_path, monkeypatch):
     seen = []
     fitting = sys.modules["sourceward.fitting.fit"]  # its name is that of the function, too
-    monkeypatch.setattr(fitting, "_beside", lambda *parts: seen.append(len(parts[3])) or _beside(*parts))
+    monkeypatch.setattr(fitting, "beside", lambda *parts: seen.append(len(parts[3])) or beside(*parts))
     options = {"device": "cpu", "progress": False, "target": "c"}
     fit(
         tiny_images(),

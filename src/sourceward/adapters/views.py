@@ -9,7 +9,7 @@ import torch
 from sourceward.adapters.base import ADAPTERS, Unsuitable
 from sourceward.adapters.memo import image_preprocessing
 from sourceward.adapters.peer import Peer, Response, encoder, unadapted
-from sourceward.data.views import look_normalised, named_views
+from sourceward.data.views import STYLE, look_normalised, named_views
 from sourceward.nn import Network
 
 
@@ -36,8 +36,8 @@ class Views(Peer):
     def check(self, network: Network) -> None:
         super().check(network)
         image_preprocessing(network)
-        if "style" in self.of and network.styles is None:
-            raise Unsuitable("This model knows no styles of its sources.")
+        if STYLE in self.of and network.styles is None:
+            raise Unsuitable("This model knows no styles of its sources. Fit it again with this version.")
 
     @torch.no_grad()
     def stream(self, network: Network, batches: Iterator[Any]) -> Iterator[Response]:
@@ -50,9 +50,6 @@ class Views(Peer):
                 pictures = look_normalised(batch, view, looks.mean, looks.std)
                 voices.append(_mean([unadapted(network, encode(picture)) for picture in pictures]))
             yield _mean(voices)._replace(feature=plain.feature)
-
-    def _title(self) -> str:
-        return "views"
 
 
 def _mean(answers: list[Response]) -> Response:

@@ -76,7 +76,12 @@ def look(images: Tensor, view: View) -> Iterator[Tensor]:
     [84]
     """
     for picture in view(images.float() / 255):
-        yield (picture * 255).round().to(torch.uint8)
+        yield as_bytes(picture)
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """[0, 1] to uint8."""
+    return (images * 255).round().to(torch.uint8)
 
 
 def look_normalised(

@@ -22,16 +22,17 @@ from torch import Tensor, nn
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
-from sourceward.data.views import mean_amplitude
 from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.tuning import FEWEST_SOURCES, Promise
+from sourceward.fitting.arrange import Arranged, arrange
 from sourceward.fitting.crossfit import crossfit
 from sourceward.fitting.joint import Run
 from sourceward.fitting.presets import PRESETS
 from sourceward.fitting.run_folder import RunFolder, open_board, software
 from sourceward.fitting.settings import FitSettings, has_learned, settings_for
 from sourceward.fitting.stage import Job
+from sourceward.fitting.styles import beside, source_styles, styled_copies
 from sourceward.fitting.two_stage import finish_two_stage
 from sourceward.functional import spread
 from sourceward.inputs import (
@@ -40,7 +41,6 @@ from sourceward.inputs import (
     encode,
     extract_corrupted,
     extract_features,
-    extract_styled,
     prepare_samples,
     tensor_hash,
 )
@@ -115,7 +115,7 @@ def fit(
             return load(out, place)
         board = open_board(folder.path) if tensorboard and processes.is_main else None
         with processes.main_first():
-            styles = _styles(sources, body, plan, place)
+            styles = source_styles(sources, body, plan, place)
         job = Job(folder, plan, seed, processes, progress, board, styles)
         info = configuration | {"software": software()}
         if body is not None and trains and plan.recipe == "two-stage":
@@ -134,10 +134,6 @@ def keep_features(
     body = _backbone(dataset, backbone, weights, plan, False, 0)
     if body is not None:
         extract_features(dataset, body, choose_device(device))
-
-
-STYLE_ROWS = 400
-"""Images of a source that tell its style."""
 
 
 @dataclass
@@ -253,22 +249,7 @@ def _check_crossfit(sources: DomainDataset, settings: FitSettings, trains: bool)
             raise InputError(f"Expected {need} for `crossfit=true`, but there is none here. Leave it out.")
 
 
-def _styles(
-    sources: DomainDataset, backbone: Backbone | None, settings: FitSettings, device: torch.device
-) -> Tensor | None:
-    """Mean amplitudes of each source's images, from as many of the training rows as tell them."""
-    if backbone is None or backbone.kind != "image":
-        return None
-    dataset, train, _ = arrange(sources, settings.validation_fraction)
-    styles = []
-    for rows in train:
-        part = dataset.select(np.arange(rows.start, min(rows.stop, rows.start + STYLE_ROWS)))
-        samples = prepare_samples(part, backbone, device, show=False)
-        styles.append(mean_amplitude(samples.kept(slice(0, len(part)))))
-    return torch.stack(styles)
-
-
-def _prepare(arranged: "Arranged", backbone: Backbone | None, job: Job, device: torch.device) -> Prepared:
+def _prepare(arranged: Arranged, backbone: Backbone | None, job: Job, device: torch.device) -> Prepared:
     dataset, train, val = arranged
     with job.processes.main_first():
         samples = prepare_samples(dataset, backbone, device, job.settings.augmentation, job.progress)
@@ -297,12 +278,12 @@ def _task(
     if still is not None:
         with job.processes.main_first():
             shifted = _corrupted(sources, still, job, device)
-            copies = _styled(sources, still, job, device)
+            copies = styled_copies(sources, still, job, device)
             sources = extract_features(sources, still, device, job.progress)
     dataset, train, val = arrange(sources, job.settings.validation_fraction)
     plain = train
     if copies is not None:
-        dataset, train, val = _beside(dataset, train, val, copies)
+        dataset, train, val = beside(dataset, train, val, copies)
         plain = [slice(rows.start, rows.start + (rows.stop - rows.start) // 2) for rows in train]
     before: nn.Module | None = still
     if trained is None:
@@ -332,53 +313,6 @@ def _corrupted(
     part = dataset.select(np.arange(train[-1].stop))
     feature = extract_corrupted(part, backbone, device, job.seed, job.progress)
     return torch.from_numpy(feature), torch.from_numpy(part.labels).repeat(len(feature) // len(part))
-
-
-def _styled(sources: DomainDataset, backbone: Backbone, job: Job, device: torch.device) -> np.ndarray | None:
-    """Features of the images to train on, each half way to the style of another source, in turn."""
-    count = len(sources.domain_names)
-    if not job.settings.styles or job.styles is None or count < 2:
-        return None
-    dataset, train, _ = arrange(sources, job.settings.validation_fraction)
-    part = dataset.select(np.arange(train[-1].stop))
-    number = np.concatenate([np.arange(rows.stop - rows.start) for rows in train])
-    toward = (part.domains + 1 + number % (count - 1)) % count
-    return extract_styled(part, backbone, job.styles, toward, device, job.progress)
-
-
-def _beside(dataset: DomainDataset, train: list[slice], val: list[slice], copies: np.ndarray) -> "Arranged":
-    """The samples with a copy of each training row after those of its source."""
-    own = [np.arange(rows.start, rows.stop) for rows in train]
-    rest = np.arange(train[-1].stop, len(dataset))
-    again = [len(dataset) + rows for rows in own]
-    order = np.concatenate([*(both for pair in zip(own, again) for both in pair), rest])
-    items = np.concatenate([dataset.items, copies])[order]
-    known = np.concatenate([np.arange(len(dataset)), np.arange(len(copies))])[order]
-    added = len(copies)
-    return (
-        replace(dataset.select(known), items=items),
-        [slice(2 * rows.start, 2 * rows.stop) for rows in train],
-        [slice(rows.start + added, rows.stop + added) for rows in val],
-    )
-
-
-Arranged = tuple[DomainDataset, list[slice], list[slice]]
-"""Samples, rows of each source to train on, rows of each source to select on."""
-
-
-def arrange(sources: DomainDataset, fraction: float = 0.1) -> Arranged:
-    """The samples in the order: rows to train on of each source, then rows to select on of each source.
-
-    Within a part they are shuffled, so that the first few stand for all.
-    """
-    parts = []
-    for rows in sources.train_val_indices(fraction):
-        rows = rows[np.random.default_rng(0).permutation(len(rows))]
-        parts += [rows[sources.domains[rows] == code] for code in range(len(sources.domain_names))]
-    ends = np.cumsum([len(part) for part in parts]).tolist()
-    slices = [slice(end - len(part), end) for part, end in zip(parts, ends)]
-    half = len(sources.domain_names)
-    return sources.select(np.concatenate(parts)), slices[:half], slices[half:]
 
 
 def _configuration(
