@@ -11,6 +11,7 @@ from sourceward.data.augment import normalise
 from sourceward.data.augmix import pixels
 from sourceward.data.views import VIEWS, mean_amplitude
 from sourceward.errors import InputError
+from sourceward.nn.moments import Moments
 from tests.adapters.test_adapters import make_generator, make_image_network, make_images
 
 
@@ -50,6 +51,20 @@ def test_a_view_of_styles_is_one_voice():
         sources.append(plain(network, normalise(there, looks.mean, looks.std)).probabilities)
     expected = (plain(network, images).probabilities + np.mean(sources, axis=0)) / 2
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_view_of_moments_is_one_voice():
+    network, images = make_image_network(), make_images(4)
+    with pytest.raises(Unsuitable, match="no moments"):
+        create_adapter("views", of="moments")(network, images)
+    network.moments = Moments({"network.5": torch.rand(network.sources, 2, 16) + 0.5})
+    found = create_adapter("views", of="moments")(network, images).probabilities
+    sources = []
+    for source in range(network.sources):
+        with network.toward(source):
+            sources.append(plain(network, images).probabilities)
+    expected = (plain(network, images).probabilities + np.mean(sources, axis=0)) / 2
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def byte_images(rows):

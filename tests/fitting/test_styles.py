@@ -111,7 +111,7 @@ def test_pretend_targets_say_whether_to_ask_about_styles(tmp_path, monkeypatch):
 
     monkeypatch.setattr("sourceward.fitting.joint.pretend_view", tried)
     model = fit_tiny(tiny_images(), tmp_path / "on", target=(), freeze=True, settings={"num_steps": "auto"})
-    told = model.info["style_promise"]
+    told = model.info["views_promise"]
     assert told["gain"] == pytest.approx((CAP + 0.01 + 0.02) / 3)
     assert told["per_source"] == pytest.approx(worth)
     assert model.views == sw.load(tmp_path / "on", "cpu").views == "style"

@@ -1,16 +1,24 @@
 """Views: ask about the image as it came and about other looks at it, and average the answers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from itertools import accumulate
+from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch import Tensor
 
 from sourceward.adapters.base import ADAPTERS, Unsuitable
 from sourceward.adapters.memo import image_preprocessing
 from sourceward.adapters.peer import Peer, Response, encoder, unadapted
-from sourceward.data.views import STYLE, look_normalised, named_views
+from sourceward.data.views import MOMENTS, STYLE, VIEWS, View, look_normalised, styled, view_names
+from sourceward.inputs import Batches, encode
 from sourceward.nn import Network
+
+T = TypeVar("T")
+Look = Callable[[Tensor, View], Iterable[Tensor]]
+"""`look` or `look_normalised`, whichever suits the images."""
 
 
 @ADAPTERS.register("views")
@@ -31,25 +39,83 @@ class Views(Peer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named_views(self.of, torch.zeros(()))
+        view_names(self.of)
 
     def check(self, network: Network) -> None:
         super().check(network)
         image_preprocessing(network)
-        if STYLE in self.of and network.styles is None:
-            raise Unsuitable("This model knows no styles of its sources. Fit it again with this version.")
+        check_views(self.of, network)
 
     @torch.no_grad()
     def stream(self, network: Network, batches: Iterator[Any]) -> Iterator[Response]:
-        encode, looks = encoder(network), image_preprocessing(network)
-        views = named_views(self.of, network.styles)
+        features, look = encoder(network), normalised_look(network)
+
+        def ask(images: Tensor) -> Response:
+            return unadapted(network, features(images))
+
         for batch in batches:
-            plain = unadapted(network, encode(batch))
-            voices = [plain]
-            for view in views:
-                pictures = look_normalised(batch, view, looks.mean, looks.std)
-                voices.append(_mean([unadapted(network, encode(picture)) for picture in pictures]))
-            yield _mean(voices)._replace(feature=plain.feature)
+            plain, voices = ask(batch), ask_views(self.of, network, ask, batch, look)
+            yield _mean([plain, *map(_mean, voices)])._replace(feature=plain.feature)
+
+
+def check_views(names: str, network: Network) -> None:
+    """Refuse views that a network cannot be asked about."""
+    known = {STYLE: network.styles, MOMENTS: network.moments}
+    for name in view_names(names):
+        if known.get(name, True) is None:
+            why = {
+                STYLE: "This model knows no styles of its sources. Fit it again with this version.",
+                MOMENTS: "This model knows no moments of its sources: an older version, or no early maps.",
+            }
+            raise Unsuitable(why[name])
+
+
+def ask_views(
+    names: str, network: Network, ask: Callable[[Tensor], T], images: Tensor, look: Look
+) -> Iterator[list[T]]:
+    """What is answered for every picture of each view, view by view.
+
+    Args:
+        names: of the views, joined by +.
+        network: knows styles and moments of its sources.
+        ask: answers for images.
+        images: as they came.
+        look: makes the pictures of a view.
+    """
+    for name in view_names(names):
+        if name == MOMENTS:
+            yield [_toward(network, source, ask, images) for source in range(network.sources)]
+        else:
+            view = VIEWS[name] if name != STYLE else styled(network.styles)  # type: ignore[arg-type]
+            yield [ask(picture) for picture in look(images, view)]
+
+
+def normalised_look(network: Network) -> Look:
+    """Of images as the network's backbone takes them."""
+    looks = image_preprocessing(network)
+    return partial(look_normalised, mean=looks.mean, std=looks.std)
+
+
+def view_features(names: str, network: Network, samples: Batches, rows: slice) -> list[list[Tensor]]:
+    """Rescaled features of every picture of each view."""
+    look = normalised_look(network)
+    sizes: list[int] = []
+
+    def pictures(images: Tensor) -> Tensor:
+        found = list(ask_views(names, network, network.features, images, look))
+        sizes[:] = map(len, found)
+        return torch.stack([feature for view in found for feature in view], 1)
+
+    if not names:
+        return []
+    together = encode(pictures, samples, rows).unbind(1)
+    ends = list(accumulate(sizes))
+    return [list(together[end - size : end]) for end, size in zip(ends, sizes)]
+
+
+def _toward(network: Network, source: int, ask: Callable[[Tensor], T], images: Tensor) -> T:
+    with network.toward(source):
+        return ask(images)
 
 
 def _mean(answers: list[Response]) -> Response:

@@ -21,7 +21,7 @@ from sourceward.fitting.fit import fit, keep_features
 from sourceward.fitting.presets import PRESETS
 from sourceward.fitting.settings import FitSettings, has_learned, settings_for
 from sourceward.model import load
-from sourceward.model.evaluation import dataset_features, view_features
+from sourceward.model.evaluation import asked_features, dataset_features
 from sourceward.parallel import choose_device
 
 LAST = "last.safetensors"
@@ -193,17 +193,18 @@ def _on_inputs(
         None,
         info,
         model.asked,
-        (lambda dataset: view_features(model, dataset, False)) if model.views else None,
+        (lambda dataset: asked_features(model, dataset, False)) if model.views else None,
     )
 
 
 def _promised(info: dict[str, Any]) -> dict[str, Any] | None:
-    """Of the walk, and of asking about the sources' styles where the model does: pretend targets were asked
-    about each alone, so the two add up."""
-    walk, style = plain(info.get("promise")), plain(info.get("style_promise"))
-    if walk is None or style is None or not style["adapts"]:
+    """Of the walk, and of views where the model asks about them: pretend targets were asked about each alone,
+    so the two add up."""
+    walk, views = plain(info.get("promise")), plain(info.get("views_promise"))
+    if walk is None or views is None or not views["adapts"]:
         return walk
-    return walk | {key: walk[key] + style[key] for key in ("gain", "low", "high")} | {"style": style}
+    both = {key: walk[key] + views[key] for key in ("gain", "low", "high")}
+    return walk | both | {"adapts": True, "views": views}
 
 
 def plain(value: Any) -> Any:

@@ -105,7 +105,7 @@ def fit(
 def _summary(info: dict[str, Any], out: str, following: str) -> None:
     from sourceward.estimator import Promise
     from sourceward.estimator.tuning import FEWEST_SOURCES
-    from sourceward.model.card import style_text
+    from sourceward.model.card import views_text
 
     console, metrics = Console(), info["metrics"]
     if "finetune" in metrics:
@@ -120,8 +120,8 @@ def _summary(info: dict[str, Any], out: str, following: str) -> None:
     if info.get("promise"):
         told = str(Promise(**info["promise"]))
         console.print(f"Will adaptation help? {told[0].upper()}{told[1:]}.", highlight=False, markup=False)
-        if info.get("style_promise"):
-            console.print(f"And other pictures? {style_text(info['style_promise'])}", highlight=False)
+        if info.get("views_promise"):
+            console.print(f"And other pictures? {views_text(info['views_promise'])}", highlight=False)
     elif len(info["data"]["sources"]) < FEWEST_SOURCES:
         few = f"Will adaptation help? {FEWEST_SOURCES} sources or more could tell, and labelled samples:"
         console.print(f"{few} `evaluate`.", highlight=False)

@@ -27,32 +27,29 @@ STYLE = "style"
 SHARE = 0.5
 """Of the way to a source's amplitudes."""
 
-NAMES = (*VIEWS, STYLE)
+MOMENTS = "moments"
+"""The picture stays, and the backbone sees it otherwise: see `nn.moments`."""
+
+NAMES = (*VIEWS, STYLE, MOMENTS)
 
 
-def named_views(names: str, styles: Tensor | None = None) -> list[View]:
-    """Views by name, joined by +.
+def view_names(names: str) -> list[str]:
+    """Names of views, joined by +; none of "".
 
-    Args:
-        names: such as "flip+style".
-        styles: (sources, 3, height, width // 2 + 1), see `mean_amplitude`; `style` needs them.
-
-    >>> len(named_views("flip+gray"))
-    2
+    >>> view_names("flip+style")
+    ['flip', 'style']
     """
-    found = names.split("+")
+    found = names.split("+") if names else []
     for name in found:
         if name not in NAMES:
             raise unknown_name("view", name, NAMES)
     if len(set(found)) < len(found):
         raise InputError(f"Expected each view once, but got '{names}'.")
-    if STYLE in found and styles is None:
-        raise InputError("This model knows no styles of its sources. Fit it again with this version.")
-    return [VIEWS[name] if name != STYLE else _styled(styles) for name in found]
+    return found
 
 
-def _styled(styles: Tensor | None) -> View:
-    assert styles is not None
+def styled(styles: Tensor) -> View:
+    """The view `style`, of (sources, 3, height, width // 2 + 1): see `mean_amplitude`."""
     return lambda images: [toward_amplitude(images, style, SHARE) for style in styles]
 
 

@@ -173,16 +173,28 @@ def pretend(name: str, network: Network, part: Part, settings: AdaptSettings) ->
 
 def pretend_view(name: str, network: Network, part: Part, picture: Tensor) -> Trial:
     """Ask a network trained without a source about its samples, and about another picture of each."""
-    still, label = EnergyAdaptation(AdaptSettings().off()), part[1]
-    scaled, truth = _some(network, part)
-    plain = still(network, scaled).probabilities
-    other = still(network, _some(network, (picture, label))[0]).probabilities
-    right = [answer.argmax(1) == truth.cpu().numpy() for answer in (plain, plain + other)]
+    scaled, label = _some(network, part)
+    return try_views(name, network, [[scaled], [_some(network, (picture, part[1]))[0]]], label)
+
+
+def try_views(name: str, network: Network, voices: Sequence[Sequence[Tensor]], label: Tensor) -> Trial:
+    """Two candidates: the first of the voices alone, and the mean of all.
+
+    Args:
+        name: of the domain.
+        network: answers, without a walk.
+        voices: rescaled features of the pictures of each voice; the first are the samples as they came.
+        label: (samples,).
+    """
+    still = EnergyAdaptation(AdaptSettings().off())
+    said = [np.mean([still(network, of).probabilities for of in pictures], axis=0) for pictures in voices]
+    truth = label.cpu().numpy()
+    right = [answer.argmax(1) == truth for answer in (said[0], np.mean(said, axis=0))]
     return Trial(name, np.stack(right).astype(float))
 
 
-def settle_view(trials: Sequence[Trial]) -> Promise:
-    """Whether to ask about that picture from now on, and what it promises."""
+def settle_views(trials: Sequence[Trial]) -> Promise:
+    """Whether to ask about those pictures from now on, and what it promises."""
     return promise(trials, choose(trials, VIEWS_WORTH), AdaptSettings().off())
 
 

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from sourceward.data import DomainDataset
 from sourceward.estimator import EnergyAdapter
-from sourceward.estimator.tuning import LENGTHS, Promise, Trial, pretend, settle
+from sourceward.estimator.tuning import LENGTHS, ROWS, Promise, Trial, pretend, settle, settle_views
 from sourceward.fitting.run_folder import RunFolder
 from sourceward.fitting.stage import Job
 from sourceward.fitting.two_stage import FineTuning
+from sourceward.fitting.views import candidate, named, source_moments, trial
 from sourceward.inputs import encode, prepare_samples
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.projection import project_features
@@ -34,8 +35,8 @@ Prepare = Callable[[DomainDataset, Backbone, Job], "Prepared"]
 
 def crossfit(
     sources: DomainDataset, start: Backbone, job: Job, prepare: Prepare, estimator: EnergyAdapter
-) -> tuple[AdaptSettings, Promise]:
-    """Settings of test time that pretend targets ask for, and what they gained.
+) -> tuple[AdaptSettings, Promise, dict[str, Any] | None]:
+    """Settings of test time that pretend targets ask for, what they gained, and what they gained by views.
 
     Args:
         sources: three or more.
@@ -45,10 +46,13 @@ def crossfit(
         estimator: fitted; its settings are those of the pretend models.
     """
     settings = replace(estimator._test_time(), num_steps=LENGTHS[0])
-    trials = [
-        _trial(sources, name, start, job, prepare, estimator, settings) for name in sources.domain_names
-    ]
-    return settle(trials, settings)
+    walks, views, names = [], [], ""
+    for name in sources.domain_names:
+        walk, view, names = _trial(sources, name, start, job, prepare, estimator, settings)
+        walks.append(walk)
+        views += [view] if view is not None else []
+    told = named(settle_views(views), names) if views else None
+    return *settle(walks, settings), told
 
 
 def _trial(
@@ -59,7 +63,8 @@ def _trial(
     prepare: Prepare,
     estimator: EnergyAdapter,
     settings: AdaptSettings,
-) -> Trial:
+) -> tuple[Trial, Trial | None, str]:
+    """Of the walk, and of the views with their names, where there are any."""
     number = str(sources.domain_names.index(name))  # a name may be no name of a folder
     folder = RunFolder(job.folder.path / "crossfit" / number, job.folder.configuration)
     own = replace(job, folder=folder, board=None, processes=ALONE)  # stage 2 is the main process's
@@ -69,13 +74,24 @@ def _trial(
     tuned = classifier.backbone.eval().requires_grad_(False)
     feature, label = _features(tuned, prepared), torch.from_numpy(prepared.dataset.labels)
     held = sources.of_domains([name])
+    held = held.select(np.random.default_rng(0).permutation(len(held)))  # so that the first few stand for all
     samples = prepare_samples(held, start, prepared.labels.device, show=False)
     unseen = encode(tuned, samples, slice(0, len(held))).cpu()
     rows = slice(0, prepared.train[-1].stop)
-    _, both = project_features(tuned, torch.cat([feature, unseen]), rows, job.settings.components)
+    still, both = project_features(tuned, torch.cat([feature, unseen]), rows, job.settings.components)
     parts = [(both[part], label[part]) for part in prepared.train]
     fit = partial(estimator.pretender(np.arange(len(sources.classes)))._fit_network, shifted=None)
-    return pretend(name, fit(parts), (both[len(feature) :], torch.from_numpy(held.labels)), settings)
+    network, truth = fit(parts), torch.from_numpy(held.labels)
+    walk = pretend(name, network, (both[len(feature) :], truth), settings)
+    assert still is not None
+    network.backbone, network.styles = still, job.styles
+    network.moments = source_moments(tuned, prepared.samples, prepared.train)
+    network.eval().to(prepared.labels.device)
+    names = candidate(job.settings, network)
+    asked = (
+        trial(name, network, samples, slice(0, min(len(held), ROWS)), truth[:ROWS], names) if names else None
+    )
+    return walk, asked, names
 
 
 def _features(backbone: torch.nn.Module, prepared: "Prepared") -> Tensor:

@@ -8,7 +8,7 @@ Run the same call again after a kill, and it goes on to the same bits; after the
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,18 +22,18 @@ from torch import Tensor, nn
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
+from sourceward.data.views import MOMENTS
 from sourceward.errors import InputError
-from sourceward.estimator import EnergyAdapter
-from sourceward.estimator.tuning import FEWEST_SOURCES, Promise
+from sourceward.estimator.tuning import FEWEST_SOURCES
 from sourceward.fitting.arrange import Arranged, arrange
 from sourceward.fitting.crossfit import crossfit
 from sourceward.fitting.joint import Run
 from sourceward.fitting.presets import PRESETS
 from sourceward.fitting.run_folder import RunFolder, open_board, software
-from sourceward.fitting.settings import FitSettings, has_learned, settings_for
+from sourceward.fitting.settings import AUTO, NONE, READY, FitSettings, has_learned, settings_for
 from sourceward.fitting.stage import Job
 from sourceward.fitting.styles import beside, source_styles, styled_copies
-from sourceward.fitting.two_stage import finish_two_stage
+from sourceward.fitting.two_stage import Pretend, finish_two_stage
 from sourceward.functional import spread
 from sourceward.inputs import (
     Resident,
@@ -49,7 +49,6 @@ from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
 from sourceward.nn.projection import Projected, project_features
 from sourceward.parallel import Processes, choose_device, join_processes
-from sourceward.settings import AdaptSettings
 
 LOOK = 4096
 """Samples of a source that scale, class centres and validation look at while a backbone trains; the class
@@ -108,6 +107,7 @@ def fit(
     body = _backbone(sources, spec, weights, plan, trains, seed)
     _check_shifts(sources, body, plan, trains)
     _check_crossfit(sources, plan, trains)
+    _check_views(body, plan, trains)
     configuration = _configuration(sources, body, freeze, plan, seed, processes)
     folder = RunFolder(Path(out), configuration)
     try:
@@ -249,6 +249,16 @@ def _check_crossfit(sources: DomainDataset, settings: FitSettings, trains: bool)
             raise InputError(f"Expected {need} for `crossfit=true`, but there is none here. Leave it out.")
 
 
+def _check_views(backbone: Backbone | None, settings: FitSettings, trains: bool) -> None:
+    """Refuse before the work what the finished model could not be asked."""
+    if settings.views in (AUTO, READY, NONE):
+        return
+    if backbone is None or backbone.kind != "image":
+        raise InputError("`views` are looks at an image, and there are none here: leave it out.")
+    if MOMENTS in settings.views and not (trains and settings.recipe == "two-stage"):
+        raise InputError("`views=moments` belongs to a backbone that is trained in two stages: leave it out.")
+
+
 def _prepare(arranged: Arranged, backbone: Backbone | None, job: Job, device: torch.device) -> Prepared:
     dataset, train, val = arranged
     with job.processes.main_first():
@@ -256,9 +266,7 @@ def _prepare(arranged: Arranged, backbone: Backbone | None, job: Job, device: to
     return Prepared(dataset, samples, torch.from_numpy(dataset.labels).to(device), train, val)
 
 
-def _pretend(
-    sources: DomainDataset, backbone: Backbone, job: Job, device: torch.device
-) -> Callable[[EnergyAdapter], tuple[AdaptSettings, Promise]] | None:
+def _pretend(sources: DomainDataset, backbone: Backbone, job: Job, device: torch.device) -> Pretend | None:
     """Cross-fitting, where it is asked for and there is something to tune."""
     settings = job.settings
     if not settings.crossfit:

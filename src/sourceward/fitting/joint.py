@@ -12,11 +12,12 @@ from sourceward.adapters.base import Adapted
 from sourceward.data.views import STYLE
 from sourceward.distil import distil
 from sourceward.estimator import EnergyAdapter, Promise
-from sourceward.estimator.tuning import pretend_view, settle_view
+from sourceward.estimator.tuning import pretend_view, settle_views
 from sourceward.fitting.cost import Meter
 from sourceward.fitting.run_folder import LAST
-from sourceward.fitting.settings import FitSettings
+from sourceward.fitting.settings import AUTO, NONE, READY, FitSettings
 from sourceward.fitting.stage import Job, Stage
+from sourceward.fitting.views import named
 from sourceward.functional import Loss
 from sourceward.inputs import Resident
 from sourceward.model import Model
@@ -35,7 +36,7 @@ class Run(Stage):
 
     select_on = "adapted"
     settings: FitSettings
-    style_promise: Promise | None = None
+    views_promise: Promise | None = None
     """What pretend targets gained by being asked about in the style of another source, too."""
 
     def __init__(self, task: "Task", job: Job) -> None:
@@ -67,10 +68,10 @@ class Run(Stage):
         network.backbone = network.backbone or task.still  # not before: the samples are its features already
         network.eval().requires_grad_(False).to(task.labels.device)
         info["promise"] = None if promise is None else promise.to_dict()
-        views = ""
-        if self.style_promise is not None:
-            info["style_promise"] = self.style_promise.to_dict()
-            views = STYLE if self.style_promise.adapts else ""
+        views = "" if self.settings.views in (AUTO, READY, NONE) else self.settings.views
+        if self.views_promise is not None:
+            info["views_promise"] = named(self.views_promise, STYLE)
+            views = STYLE if self.views_promise.adapts else ""
         model = Model(network, data.classes, data.domain_names, adapt, info, views)
         if self.processes.is_main:
             if self.best_scores["iteration"] != learner.iteration:
@@ -131,11 +132,11 @@ class Run(Stage):
         trials = []
 
         def watch(held: int, network: Network) -> None:
-            if len(copies[held]):
+            if len(copies[held]) and settings.views == AUTO:
                 trials.append(pretend_view(names[held], network, parts[held], copies[held]))
 
         adapt, promise = estimator.self_tune(parts, names, classes, task.samples.shifted, watch)
-        self.style_promise = settle_view(trials) if trials else None
+        self.views_promise = settle_views(trials) if trials else None
         return adapt, promise
 
     def _complete(self, network: Network) -> Network:

@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Any
 
 from sourceward.data.augment import Augmentation
+from sourceward.data.views import view_names
 from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.tuning import LENGTHS
@@ -24,6 +25,7 @@ _ESTIMATOR = {name: p.default for name, p in inspect.signature(EnergyAdapter).pa
 
 RECIPES = ("two-stage", "joint")
 SHIFTS = ("corruptions", "noise")
+AUTO, READY, NONE = "auto", "ready", "none"
 
 TWO_STAGE: dict[str, Any] = {
     **{name: _ESTIMATOR[name] for name in ("max_iter", "batch_size", "learning_rate")},
@@ -49,10 +51,13 @@ PRETRAINED: dict[str, Any] = {
     "augmentation.fourier": 0.5,
     "augmentation.grayscale": 0.3,
     "augmentation.pencil": 0.3,
+    "views": READY,
 }
 """Where `two-stage` differs for an image backbone that has learned before. Its weights never go far, so that
 the mean of all iterates is a better network than any of them; styles are mixed and images redrawn, so that
-shapes must do. Pretend targets of PACS say so (results/pacs/recipes.json, recipes-pencil.json)."""
+shapes must do, and other looks at an image can be asked about. Pretend targets of PACS say so
+(results/pacs/recipes.json, recipes-pencil.json, views.json). A backbone that starts at random is not ready:
+rotated digits lose by moments that are not their own."""
 BY_RECIPE: Any = None
 """A default that is one of `TWO_STAGE` or of `JOINT`."""
 
@@ -62,6 +67,7 @@ _USED = (
     "recipe",
     *NESTED,
     "shifts",
+    "views",
     "crossfit",
     "components",
     "image_size",
@@ -95,6 +101,10 @@ class FitSettings:
             on; noise where the data is no images), or `noise` on its features.
         styles: where an image backbone is not trained, heads and energies also see every image half way to
             the style of another source, see `data.views`.
+        views: looks at an image to ask about at test time beside it, joined by + (see `data.views`); `none`;
+            `auto`: those by which pretend targets gain that the backbone was not trained on, `style` where
+            it is not trained, with `crossfit` those of `ready`; `ready`: `moments`, and `flip` where training
+            flips, unless pretend targets of `crossfit`, or else the sources' held-out samples, lose by them.
         crossfit: fine-tune the backbone once more without each source, so that what is promised of adaptation
             was measured on domains that it had not seen.
         augmentation: of training images.
@@ -146,6 +156,7 @@ class FitSettings:
     posterior_chain: bool = _ESTIMATOR["posterior_chain"]
     shifts: str = "corruptions"
     styles: bool = True
+    views: str = AUTO
     crossfit: bool = False
     augmentation: Augmentation = field(default_factory=Augmentation)
     components: int | None = 256
@@ -175,6 +186,8 @@ class FitSettings:
                 "`aggregation=learned` is learned from pretend targets, and the recipe 'joint' has none: "
                 "leave `recipe=two-stage`, or choose another aggregation."
             )
+        if self.views not in (AUTO, READY, NONE):
+            view_names(self.views)
         if not 0 < self.validation_fraction < 1:
             raise InputError(
                 f"Expected `validation_fraction` to be between 0 and 1, but got {self.validation_fraction}."

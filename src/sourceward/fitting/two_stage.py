@@ -21,7 +21,9 @@ from sourceward.fitting.cost import Meter
 from sourceward.fitting.finetune import Classifier, FineTuner
 from sourceward.fitting.joint import validate
 from sourceward.fitting.run_folder import LAST
+from sourceward.fitting.settings import AUTO, READY
 from sourceward.fitting.stage import Job, Stage
+from sourceward.fitting.views import settle_by_validation, source_moments
 from sourceward.inputs import corrupted_features, encode
 from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone
@@ -113,7 +115,7 @@ class FineTuning(Stage):
 STAGE_2 = "heads"
 """Of stage 2."""
 
-Pretend = Callable[[EnergyAdapter], tuple[AdaptSettings, Promise]]
+Pretend = Callable[[EnergyAdapter], tuple[AdaptSettings, Promise, dict[str, Any] | None]]
 """Tunes a fitted estimator on pretend targets that its backbone did not see: see `crossfit`."""
 
 
@@ -159,15 +161,18 @@ def fit_heads(
     tuned = {} if pretend is None else {"num_steps": LENGTHS[0]}
     estimator = _fit_estimator(*arrays, *shifted, device, job, tuned)
     adapt, promise = estimator._test_time(), estimator.promise_
+    told_of_views = None
     if pretend is not None:
-        adapt, promise = pretend(estimator)
+        adapt, promise, told_of_views = pretend(estimator)
     elif promise is not None:
         named = {data.domain_names[int(code)]: gain for code, gain in promise.per_source.items()}
         promise = replace(promise, per_source=named, seen=True)
     info["promise"] = None if promise is None else promise.to_dict()
     classes = tuple(data.classes[code] for code in estimator.classes_)
     model = Model(estimator.network_, classes, data.domain_names, adapt, info)
-    scores = _validate(model, feature.to(device), prepared, estimator.classes_)
+    known = torch.full((len(data.classes),), -1)
+    known[torch.from_numpy(estimator.classes_)] = torch.arange(len(classes))
+    scores = _validate(model, feature.to(device), prepared, known)
     done = estimator.n_iter_
     job.record(STAGE_2, done, {"validation": scores})
     info["cost"] = {"finetune": told["cost"], "heads": meter.read()}
@@ -175,8 +180,16 @@ def fit_heads(
     own = {"iteration": done, "last_iteration": done, "seconds": seconds}
     info["metrics"] = {**scores, **own, "finetune": told["scores"]}
     assert still is not None
-    model.network.backbone, model.network.styles = still.to(device), job.styles
-    model.network.eval().requires_grad_(False)
+    network = model.network
+    network.backbone, network.styles = still.to(device), job.styles
+    network.moments = source_moments(backbone, prepared.samples, prepared.train)
+    network.eval().requires_grad_(False)
+    if told_of_views is None:
+        model.views, told_of_views = settle_by_validation(model, prepared, settings, known)
+    elif told_of_views["adapts"] or settings.views not in (AUTO, READY):
+        model.views = told_of_views["views"]
+    if told_of_views is not None:
+        info["views_promise"] = told_of_views
     return model
 
 
@@ -237,11 +250,9 @@ class _Log:
         self.job.record(STAGE_2, iteration, line)
 
 
-def _validate(model: Model, feature: Tensor, prepared: "Prepared", known: np.ndarray) -> dict[str, Any]:
+def _validate(model: Model, feature: Tensor, prepared: "Prepared", known: Tensor) -> dict[str, Any]:
     """Source validation of the finished model; a class that no source trained on is never right."""
-    number = torch.full((len(prepared.dataset.classes),), -1)
-    number[torch.from_numpy(known)] = torch.arange(len(known))
-    label = number.to(feature.device)[prepared.labels]
+    label = known.to(feature.device)[prepared.labels]
     network = model.network
     parts = (
         (name, network.features(feature[rows]), label[rows])

@@ -27,7 +27,8 @@ def model_card(config: dict[str, Any]) -> str:
         f"- Walk at test time: {_walk(adapt)}",
         *_scores(config.get("metrics") or {}),
         f"- Will adaptation help on an unseen domain? {_promise(config.get('promise'))}",
-        *([f"- And other pictures? {style_text(told)}"] if (told := config.get("style_promise")) else []),
+        *([f"- Asked about each image, too: {how_text(config['views'])}"] if config.get("views") else []),
+        *([f"- And other pictures? {views_text(told)}"] if (told := config.get("views_promise")) else []),
         "",
         "```python",
         "import sourceward as sw",
@@ -55,19 +56,39 @@ def _promise(told: dict[str, Any] | None) -> str:
     return f"{Promise(**told)}."
 
 
-def style_text(told: dict[str, Any]) -> str:
-    """What pretend targets gained by being asked about in the style of a source, too."""
+VIEW_TEXT = {
+    "flip": "mirrored",
+    "gray": "in gray",
+    "pencil": "redrawn in pencil",
+    "style": "in the style of every source",
+    "moments": "with the moments of every source",
+}
+
+
+def how_text(views: str) -> str:
+    """Views in words."""
+    return " and ".join(VIEW_TEXT[name] for name in views.split("+"))
+
+
+def views_text(told: dict[str, Any]) -> str:
+    """What was gained by asking about views, and on what."""
     parts = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in told["per_source"].items())
+    how = how_text(told["views"])
+    of = "held-out samples of the sources" if told["seen"] else "pretend targets"
     if not told["adapts"]:
-        return (
-            f"Asking about each image in the sources' styles too is not worth it (pretend targets: {parts})."
-        )
+        return f"Asking about each image {how}, too, is not worth it ({of}: {parts})."
     low, gain, high = (100 * told[key] for key in ("low", "gain", "high"))
-    return (
-        f"{gain:+.1f} points expected ({low:+.1f} to {high:+.1f}) by asking about each image in the style of "
-        f"every source, too; pretend targets: {parts}. It costs a pass of the backbone each; "
-        "`predict --views none` does without."
-    )
+    if told["seen"]:
+        says = (
+            f"Each image is also asked about {how}. {of.capitalize()} change by {gain:+.1f} points "
+            f"({low:+.1f} to {high:+.1f}); an unseen domain may gain more, and `crossfit=true` measures it."
+        )
+    else:
+        says = (
+            f"{gain:+.1f} points expected ({low:+.1f} to {high:+.1f}) by asking about each image {how}, too; "
+            f"{of}: {parts}."
+        )
+    return f"{says} It costs a pass of the backbone each; `predict --views none` does without."
 
 
 _EXAMPLE = {"image": '["a.jpg"]', "text": '["a text"]', "features": "X"}

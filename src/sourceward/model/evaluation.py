@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sourceward.adapters import Adapted
 from sourceward.adapters.base import mean_answer
-from sourceward.adapters.memo import image_preprocessing
+from sourceward.adapters.views import view_features
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.data.views import STYLE, View, look_normalised, named_views
+from sourceward.data.views import STYLE, view_names
 from sourceward.errors import InputError, unknown_name
 from sourceward.functional.paired import interval, paired_draws
 from sourceward.inputs import encode, extract_features, extract_styled, prepare_samples
@@ -49,7 +49,7 @@ def evaluate(
     dataset = _domains(dataset, target, model)
     labels = _labels(dataset, model)
     features = dataset_features(model, dataset, progress)
-    views = view_features(model, dataset, progress) if num_steps != 0 else []
+    views = asked_features(model, dataset, progress) if num_steps != 0 else []
     random = np.random.default_rng(0)
     domains, draws = {}, []
     for code, name in enumerate(dataset.domain_names):
@@ -85,29 +85,22 @@ def dataset_features(model: Model, dataset: DomainDataset, progress: bool | None
 
 
 @torch.no_grad()
-def view_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> list[list[Tensor]]:
+def asked_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> list[list[Tensor]]:
     """Rescaled features of every picture of each of the model's views. Those in the sources' styles come from
     the cache, where the backbone was not trained."""
-    if not model.views:
-        return []
-    looks, network, backbone = image_preprocessing(model.network), model.network.eval(), model.backbone
-    assert backbone is not None
+    network, backbone = model.network.eval(), model.backbone
     frozen = model.info.get("training", {}).get("freeze")
     samples = None
     found = []
-    for name, view in zip(model.views.split("+"), named_views(model.views, network.styles)):
+    for name in view_names(model.views):
+        assert backbone is not None
         if name == STYLE and frozen and network.styles is not None:
             toward = [np.full(len(dataset), source) for source in range(len(model.sources))]
             style = partial(extract_styled, dataset, backbone, network.styles)
             found.append([model.features(style(one, model.device, progress)) for one in toward])
             continue
         samples = samples or prepare_samples(dataset, backbone, model.device, show=progress)
-
-        def pictures(images: Tensor, view: View = view) -> Tensor:
-            seen = look_normalised(images, view, looks.mean, looks.std)
-            return torch.stack([network.features(picture) for picture in seen], 1)
-
-        found.append(list(encode(pictures, samples, slice(0, len(dataset))).unbind(1)))
+        found += view_features(name, network, samples, slice(0, len(dataset)))
     return found
 
 

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from sourceward.adapters import Adapted, EnergyAdaptation
 from sourceward.adapters.base import join, mean_answer
-from sourceward.data.views import look, named_views
+from sourceward.adapters.views import ask_views, check_views
+from sourceward.data.views import look
 from sourceward.encoder import ImageEncoder, StaleEncoder
 from sourceward.errors import InputError
 from sourceward.estimator.sources import source_numbers
@@ -113,16 +114,15 @@ class Model:
     def ask_views(self, names: str) -> "Model":
         """From now on answer for an image with the mean over it and these views of it.
 
-        Costs a pass of the backbone for each, and for each source where `style` is asked for; does nothing to
-        features.
+        Costs a pass of the backbone for each, and for each source where `style` or `moments` are asked for;
+        does nothing to features.
 
         Args:
             names: in `data.views`, joined by +, such as "flip+style"; "" for none.
         """
         if names and self.kind != "image":
             raise InputError(f"Views are looks at an image, but this model reads {PLURAL[self.kind]}.")
-        if names:
-            named_views(names, self.network.styles)
+        check_views(names, self.network)
         self.views = names
         return self
 
@@ -172,14 +172,12 @@ class Model:
         On CUDA everything from pixels to votes is one captured call.
         """
         answer = partial(self._adapt_images, num_steps=num_steps, sources=sources)
-        voices = [answer(images)]
         asked = self.views if num_steps != 0 else ""  # no adaptation at all, then
-        for view in named_views(asked, self.network.styles) if asked else ():
-            voices.append(mean_answer([answer(picture) for picture in look(images, view)]))
-        return mean_answer(voices)
+        voices = ask_views(asked, self.network, answer, images, look)
+        return mean_answer([answer(images), *map(mean_answer, voices)])
 
     def _adapt_images(self, images: Tensor, num_steps: int | None, sources: Sequence[str] | None) -> Adapted:
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or self.network.moved:
             step = rows_per_pass(self.device)
             feature = torch.cat([self.image_features(part) for part in images.split(step)])
             return self.adapt_features(feature, num_steps, sources)

@@ -1,5 +1,7 @@
 """`Network`: everything that is learned, in one module."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from sourceward.nn.energy import StackedEnergy
 from sourceward.nn.heads import HEADS, Head
 from sourceward.nn.latent import LatentNet
 from sourceward.nn.leap import StackedLeap
+from sourceward.nn.moments import Moments
+from sourceward.nn.projection import Projected
 
 CALIBRATION_ROWS = 4096
 """As many samples tell a distribution."""
@@ -53,6 +57,8 @@ class Network(nn.Module):
     unwhite: Tensor | None
     styles: Tensor | None
     """(sources, 3, height, width // 2 + 1): mean amplitude spectra of the sources' images."""
+    moments: Moments | None
+    """Of the backbone's early maps of the sources' images."""
 
     def __init__(
         self,
@@ -71,6 +77,7 @@ class Network(nn.Module):
         self.latent = LatentNet(dim) if self.head.uses_latent else None
         self.energy = StackedEnergy(sources, dim, hidden, latent=self.head.uses_latent, dropout=dropout)
         self.leap = None  # distilled from the trained energies, where it is asked for
+        self.moments, self.moved = None, False
         self.register_buffer("shift", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("white", None)
@@ -95,6 +102,19 @@ class Network(nn.Module):
     def features(self, inputs: Tensor) -> Tensor:
         """Inputs (batch, ...) to centred features of norm about sqrt(dim): (batch, dim)."""
         return self.rescale(inputs if self.backbone is None else self.backbone(inputs))
+
+    @contextmanager
+    def toward(self, source: int) -> Iterator[None]:
+        """While this lasts, the backbone sees images with the moments of a source."""
+        inner = self.backbone.backbone if isinstance(self.backbone, Projected) else self.backbone
+        assert self.moments is not None
+        assert inner is not None
+        with self.moments.toward(inner, source):
+            self.moved = True  # what was recorded of the backbone does not hold
+            try:
+                yield
+            finally:
+                self.moved = False
 
     def rescale(self, raw: Tensor) -> Tensor:
         """The backbone's features in the units of everything that follows."""
@@ -210,6 +230,8 @@ class Network(nn.Module):
                 setattr(self, name, torch.zeros(self.dim, self.dim).to(self.scale))
         if self.styles is None and f"{prefix}styles" in state:
             self.styles = torch.zeros_like(state[f"{prefix}styles"], device=self.scale.device)
+        if self.moments is None and any(name.startswith(f"{prefix}moments.") for name in state):
+            self.moments = Moments.like(state, f"{prefix}moments.").to(self.scale.device)
         if self.leap is None and f"{prefix}leap.inner" in state:
             self.leap = StackedLeap.like(state, f"{prefix}leap.").to(self.scale.device)
         super()._load_from_state_dict(state, prefix, *rest)

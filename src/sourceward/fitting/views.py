@@ -1,0 +1,88 @@
+"""Views that a trained backbone asks about: which it could, and whether to.
+
+A backbone trained with mixed styles is nearly blind to whose moments an image has, and what blindness is left
+averages out. Where pretend targets that it never saw can be asked (`crossfit`), they decide; else the views
+are kept unless the sources' own held-out samples lose by them.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sourceward.adapters.views import check_views, view_features
+from sourceward.data.views import MOMENTS
+from sourceward.estimator.tuning import Promise, Trial, promise, try_views
+from sourceward.fitting.settings import AUTO, NONE, READY, FitSettings
+from sourceward.fitting.styles import STYLE_ROWS
+from sourceward.inputs import Samples, encode
+from sourceward.model import Model
+from sourceward.nn import Network
+from sourceward.nn.backbones import Backbone, ImagePreprocessing
+from sourceward.nn.moments import Moments, early_maps, observe_moments
+from sourceward.settings import AdaptSettings
+
+if TYPE_CHECKING:
+    from sourceward.fitting.fit import Prepared
+
+
+def source_moments(backbone: nn.Module, samples: Samples, train: list[slice]) -> Moments | None:
+    """Of each source's images, from as many of the training rows as tell its style."""
+    looks = getattr(backbone, "preprocessing", None)
+    if not isinstance(backbone, Backbone) or not isinstance(looks, ImagePreprocessing):
+        return None
+    places = [f"network.{name}" for name in early_maps(backbone.network, looks.size, len(looks.mean))]
+    if not places:
+        return None
+    few = [slice(rows.start, min(rows.stop, rows.start + STYLE_ROWS)) for rows in train]
+    seen = [observe_moments(backbone, places, samples.batches(rows)) for rows in few]
+    return Moments({place: torch.stack([of[place] for of in seen]) for place in places})
+
+
+def candidate(settings: FitSettings, network: Network) -> str:
+    """Views to ask about: those that are set, or what training made the backbone ready for."""
+    if settings.views not in (AUTO, READY):
+        names = "" if settings.views == NONE else settings.views
+        check_views(names, network)
+        return names
+    flips = ["flip"] if settings.augmentation.flip else []
+    return "+".join([*flips, MOMENTS]) if network.moments is not None else ""
+
+
+@torch.no_grad()
+def trial(name: str, network: Network, samples: Samples, rows: slice, label: Tensor, views: str) -> Trial:
+    """Ask about the samples alone, and about views of them, too."""
+    plain = encode(network.features, samples, rows)
+    return try_views(name, network, [[plain], *view_features(views, network, samples, rows)], label)
+
+
+def settle_by_validation(
+    model: Model, prepared: "Prepared", settings: FitSettings, known: Tensor
+) -> tuple[str, dict[str, Any] | None]:
+    """The views that the finished model asks about, and what its sources' held-out samples say of them.
+
+    Args:
+        model: with its backbone.
+        prepared: samples of the sources.
+        settings: of the fit.
+        known: the model's number of each class of the data.
+    """
+    names = candidate(settings, model.network) if settings.views != AUTO else ""
+    if not names or settings.views != READY:
+        return names, None
+    trials = []
+    for name, rows in zip(model.sources, prepared.val):
+        if rows.stop > rows.start:
+            label = known.to(prepared.labels.device)[prepared.labels[rows]]
+            trials.append(trial(name, model.network, prepared.samples, rows, label, names))
+    if not trials:
+        return "", None
+    told = replace(promise(trials, 1, AdaptSettings().off()), seen=True)
+    told = told if told.high >= 0 else replace(told, adapts=False)
+    return names if told.adapts else "", named(told, names)
+
+
+def named(told: Promise, names: str) -> dict[str, Any]:
+    """A promise about views, as the model folder keeps it."""
+    return told.to_dict() | {"views": names}

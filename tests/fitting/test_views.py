@@ -1,0 +1,122 @@
+"""Which views a trained backbone asks about."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sourceward as sw
+from sourceward.errors import InputError
+from sourceward.estimator.tuning import Trial
+from sourceward.fitting import fit
+from sourceward.fitting.settings import FitSettings, settings_for
+from sourceward.nn.moments import own_moments
+from tests.fitting.test_crossfit import AUTO, four_domains
+from tests.tiny_runs import FINETUNE, TINY, tiny_features, tiny_images
+
+OPTIONS = {
+    "backbone": "tiny:conv",
+    "weights": None,
+    "device": "cpu",
+    "progress": False,
+    "allow_missing": True,
+}
+
+
+def fit_views(out, views, data=None, **settings):
+    chosen = TINY | FINETUNE | {"views": views} | settings
+    return fit(data or tiny_images(), out=out, target="c", settings=chosen, **OPTIONS)
+
+
+def scripted(monkeypatch, gains):
+    """Trials of 1,000 samples that gain as told, in turn."""
+    asked = []
+
+    def tried(name, network, voices, label):
+        asked.append((name, [len(pictures) for pictures in voices], len(label)))
+        gain, right = gains[len(asked) - 1], np.zeros((2, 1000))
+        right[int(gain > 0), : round(1000 * abs(gain))] = 1
+        return Trial(name, right)
+
+    monkeypatch.setattr("sourceward.fitting.views.try_views", tried)
+    return asked
+
+
+def test_moments_are_those_of_the_sources_training_images(tmp_path):
+    model = fit_views(tmp_path / "run", "none")
+    assert set(model.network.moments.state_dict()) == {"network/5", "network/8"}
+    data = tiny_images().of_domains(["a", "b"])
+    rows = data.train_val_indices(0.1)[0]
+    for source, name in enumerate(model.sources):
+        own = rows[data.domains[rows] == data.domain_names.index(name)]
+        images = model.backbone.preprocessing.normalize(model._pixels(torch.from_numpy(data.items[own])))
+        expected = own_moments(nn.Sequential(*list(model.backbone.network)[:6])(images)).mean(0)
+        found = model.network.moments.state_dict()["network/5"][source]
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_held_out_samples_may_speak_against_views(tmp_path, monkeypatch):
+    asked = scripted(monkeypatch, [0.01, -0.01, -0.3, -0.3])
+    model = fit_views(tmp_path / "on", "ready")
+    assert [(name, voices) for name, voices, _ in asked] == [("a", [1, 1, 2]), ("b", [1, 1, 2])]
+    assert model.views == sw.load(tmp_path / "on", "cpu").views == "flip+moments"
+    assert model.info["views_promise"]["seen"]
+    assert "with the moments of every source" in (tmp_path / "on" / "README.md").read_text()
+    model = fit_views(tmp_path / "off", "ready")
+    assert model.views == ""
+    assert "not worth it" in (tmp_path / "off" / "README.md").read_text()
+
+
+def test_without_flips_in_training_none_are_asked_about(tmp_path):
+    model = fit_views(tmp_path / "run", "ready", **{"augmentation.flip": 0})
+    assert model.info["views_promise"]["views"] == "moments"
+
+
+def test_views_that_are_named_are_asked_about(tmp_path):
+    model = fit_views(tmp_path / "run", "gray+moments")
+    assert model.views == "gray+moments"
+    images = torch.from_numpy(tiny_images().items[:5])
+    alone = model.adapt(images, num_steps=0).probabilities
+    assert np.abs(model.adapt(images).probabilities - alone).max() > 0
+    moved, pixels = [], model._pixels(images)
+    for source in range(2):
+        with model.network.toward(source):
+            moved.append(model._adapt_images(pixels, None, None).probabilities)
+    expected = (model.ask_views("").adapt(images).probabilities + np.mean(moved, axis=0)) / 2
+    np.testing.assert_allclose(model.ask_views("moments").adapt(images).probabilities, expected, atol=1e-6)
+
+
+def test_pretend_targets_decide_where_there_are_any(tmp_path, monkeypatch):
+    asked = scripted(monkeypatch, [0.02, 0.01, 0.015, -0.01, 0.0, 0.01])
+    settings = AUTO | FINETUNE | {"crossfit": True}
+    options = OPTIONS | {"settings": settings, "target": "d", "allow_missing": True}
+    model = fit(four_domains(), out=tmp_path / "on", **options)
+    assert [name for name, _, _ in asked] == ["a", "b", "c"]
+    assert all(voices == [1, 1, 2] for _, voices, _ in asked)  # of two sources each
+    assert model.views == "flip+moments"
+    assert model.info["views_promise"]["gain"] == pytest.approx(0.015)
+    assert not model.info["views_promise"]["seen"]
+    assert fit(four_domains(), out=tmp_path / "off", **options).views == ""
+
+
+def test_what_is_ready_for_views_asks_about_them():
+    assert settings_for(True, learned=True).views == "ready"
+    assert (
+        settings_for(True).views == settings_for(False, learned=True).views == FitSettings().views == "auto"
+    )
+    assert settings_for(True, {"views": "none"}, learned=True).views == "none"
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "word"),
+    [
+        (tiny_images, {"freeze": True, "settings": {"views": "moments"}}, "two stages"),
+        (tiny_images, {"settings": {"views": "moments", "recipe": "joint"}}, "recipe 'joint'|two stages"),
+        (tiny_images, {"settings": {"views": "flop"}}, "flip"),
+        (tiny_features, {"backbone": None, "settings": {"views": "flip"}}, "looks at an image"),
+    ],
+)
+def test_views_that_cannot_be_asked_about_are_refused_before_the_work(data, options, word, tmp_path):
+    with pytest.raises(InputError, match=word):
+        fit(data(), out=tmp_path / "run", target="c", **OPTIONS | options)
+    assert not (tmp_path / "run").exists()
