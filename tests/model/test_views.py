@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 
 import sourceward as sw
 from sourceward.cli.main import build_app
+from sourceward.data.views import look, named_views
 from sourceward.errors import InputError
 from sourceward.model import evaluate
+from sourceward.model.evaluation import view_features
 from tests.tiny_runs import fit_tiny, image_folder, tiny_images, tiny_texts
 
 
@@ -55,6 +57,15 @@ def test_a_fit_keeps_the_styles_of_its_sources(model, tiny_run):
     assert np.abs(styled - plain).max() > 1e-3
     again = sw.load(tiny_run, "cpu").ask_views("style").predict_proba(images())
     np.testing.assert_array_equal(styled, again)
+
+
+@pytest.mark.parametrize("names", ["gray", "flip+pencil", "style"])
+def test_an_evaluation_asks_about_the_pictures_that_a_prediction_asks_about(model, names):
+    data = tiny_images().of_domains("c")
+    pictures = [one for view in view_features(model.ask_views(names), data) for one in view]
+    seen = [one for view in named_views(names, model.network.styles) for one in look(images(), view)]
+    for feature, picture in zip(pictures, seen, strict=True):
+        np.testing.assert_array_equal(feature, model.features(picture))
 
 
 def test_evaluation_counts_views_as_adaptation(model):

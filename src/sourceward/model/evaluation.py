@@ -1,7 +1,8 @@
 """How good is a model on labelled domains, with and without adaptation, and is the gain more than luck?"""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,11 @@ from torch import Tensor
 
 from sourceward.adapters import Adapted
 from sourceward.adapters.base import mean_answer
-from sourceward.adapters.memo import image_preprocessing
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.data.views import STYLE, View, look_normalised, named_views
+from sourceward.data.views import STYLE, View, look, named_views
 from sourceward.errors import InputError, unknown_name
 from sourceward.functional.paired import interval, paired_draws
-from sourceward.inputs import encode, extract_features, extract_styled, prepare_samples
+from sourceward.inputs import Samples, encode, extract_features, extract_styled, prepare_samples
 from sourceward.model.model import PLURAL, Model
 
 
@@ -84,13 +84,23 @@ def dataset_features(model: Model, dataset: DomainDataset, progress: bool | None
     return encode(model.network.features, samples, slice(0, len(dataset)))
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Images before they are normalised, to look at."""
+
+    samples: Samples
+
+    def batches(self, rows: slice) -> Iterator[Tensor]:
+        return self.samples.kept(rows)
+
+
 @torch.no_grad()
 def view_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> list[list[Tensor]]:
-    """Rescaled features of every picture of each of the model's views. Those in the sources' styles come from
-    the cache, where the backbone was not trained."""
+    """Rescaled features of every picture of each of the model's views, the very pictures that `predict` asks
+    about. Those in the sources' styles come from the cache, where the backbone was not trained."""
     if not model.views:
         return []
-    looks, network, backbone = image_preprocessing(model.network), model.network.eval(), model.backbone
+    network, backbone = model.network.eval(), model.backbone
     assert backbone is not None
     frozen = model.info.get("training", {}).get("freeze")
     samples = None
@@ -103,11 +113,10 @@ def view_features(model: Model, dataset: DomainDataset, progress: bool | None = 
             continue
         samples = samples or prepare_samples(dataset, backbone, model.device, show=progress)
 
-        def pictures(images: Tensor, view: View = view) -> Tensor:
-            seen = look_normalised(images, view, looks.mean, looks.std)
-            return torch.stack([network.features(picture) for picture in seen], 1)
+        def pictures(images: Tensor, view: View = view, plain: Any = samples.plain) -> Tensor:
+            return torch.stack([network.features(plain(picture)) for picture in look(images, view)], 1)
 
-        found.append(list(encode(pictures, samples, slice(0, len(dataset))).unbind(1)))
+        found.append(list(encode(pictures, Kept(samples), slice(0, len(dataset))).unbind(1)))
     return found
 
 
