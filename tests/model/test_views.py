@@ -101,6 +101,13 @@ def test_what_has_no_views_is_refused(model, tmp_path):
         fit_tiny(tiny_texts(), tmp_path / "texts").ask_views("flip")
 
 
+def test_views_do_nothing_to_features(model):
+    feature = model.network.raw(model.features(images()[:2])).numpy()
+    plain, asked = (model.ask_views(names).adapt(feature, trajectory=True) for names in ("", "flip"))
+    assert np.array_equal(plain.probabilities, asked.probabilities)
+    assert asked.trajectory is not None
+
+
 def test_without_adaptation_there_are_no_views(model):
     plain = model.adapt(images(), num_steps=0).probabilities
     assert np.array_equal(model.ask_views("flip+style").adapt(images(), num_steps=0).probabilities, plain)

@@ -155,10 +155,10 @@ class Model:
             sources: the sources that vote; all when None.
             trajectory: keep every point of the walk.
         """
-        if self.views and trajectory:
+        by_pixels = self.kind == "image" and not is_matrix(inputs)
+        if by_pixels and self.views and trajectory:
             raise InputError("A walk is of one image: ask_views('') before asking for its trajectory.")
-        by_pixels = self.kind == "image" and (self.views or self.device.type == "cuda")
-        if by_pixels and not is_matrix(inputs) and not trajectory:
+        if by_pixels and (self.views or self.device.type == "cuda") and not trajectory:
             items = items_of(inputs)
             if len(items):
                 return self._adapt_ahead(items, num_steps, sources)
