@@ -104,6 +104,13 @@ def test_the_subject_is_never_an_oracle(results):
     assert choose_subject(results).row["adapter"] == "t3a"
 
 
+def test_without_tuning_the_subject_is_the_usual_walk(results):
+    """That of a model with too few sources to tune: 5 steps, whatever else was asked for."""
+    rows = [row for row in results["table"] if row["adapter"] in ("none", "ebtsa:num_steps=8")]
+    rows += [rows[-1] | {"adapter": f"ebtsa:num_steps={steps}"} for steps in (10, 5)]
+    assert choose_subject(results | {"table": rows}).row["adapter"] == "ebtsa:num_steps=5"
+
+
 def test_a_selected_row_is_followed_from_cell_to_cell(results):
     row = next(row for row in results["table"] if row["adapter"] == "selected:ebtsa")
     keys = ["none", "ebtsa:num_steps=2", "ebtsa:num_steps=8"]

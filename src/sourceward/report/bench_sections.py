@@ -162,7 +162,7 @@ def classes(subject: Subject) -> Section | None:
 
 
 def confusion(subject: Subject) -> Section | None:
-    """What is taken for what, without and with, over all targets and seeds of the first data's classes."""
+    """What is taken for what, without and with, over all targets and seeds; of data with the same classes."""
     names = {tuple(value) for value in subject.class_names.values()}
     if subject.partial or len(names) != 1:
         return None

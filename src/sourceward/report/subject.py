@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from sourceward.estimator.tuning import LENGTHS
+
 NONE = "none"
-TUNED, USUAL = "ebtsa:num_steps=auto", "ebtsa:num_steps=10"
+TUNED, USUAL = "ebtsa:num_steps=auto", f"ebtsa:num_steps={LENGTHS[0]}"
 """What a user gets who sets nothing, now and where there are too few sources to tune."""
 
 
