@@ -214,6 +214,3 @@ def _open_once(spec: str, options: tuple[tuple[str, Any], ...]) -> DomainDataset
 
 def _file_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
-
-
-__all__ = ["CONTROLS", "Job", "failed_cells", "run_job"]
