@@ -8,7 +8,7 @@ import pytest
 
 from sourceward.bench.experiments import EXPERIMENTS, Context, list_experiments
 from sourceward.bench.experiments.base import known_as
-from sourceward.bench.experiments.scores import Scores, _quoted
+from sourceward.bench.experiments.scores import Scores, quoted_row
 from sourceward.bench.quoted import PACS, quoted
 from sourceward.bench.reproduce import reproduce
 from sourceward.bench.training import Training
@@ -133,11 +133,11 @@ def test_published_numbers_stand_beside_ours_for_their_data(tmp_path):
 
 def test_a_published_mean_stands_beside_one_over_the_same_targets():
     (mean,) = quoted("aggregation", method="mean")
-    assert _quoted(mean, [f"pacs/{name}" for name in PACS]) == [
+    assert quoted_row(mean, [f"pacs/{name}" for name in PACS]) == [
         "mean, resnet18 (Xiao et al., ICLR 2023)",
         *("-", "-", "-", "-", "84.9", ""),
     ]
-    assert _quoted(mean, ["pacs/photo"])[1:] == ["-", "-", ""]
+    assert quoted_row(mean, ["pacs/photo"])[1:] == ["-", "-", ""]
 
 
 @pytest.mark.parametrize(

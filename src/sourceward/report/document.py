@@ -9,6 +9,7 @@ from sourceward.errors import InputError
 from sourceward.report.beside import absent, cost, published, shortfalls, trust
 from sourceward.report.finding import finding
 from sourceward.report.results import read_results
+from sourceward.report.words import gain, short_names, spread, target_of
 
 INTRODUCTION = (
     "# Results\n\nWritten by `sourceward report {folder} --markdown`. Every number comes from the file named "
@@ -39,19 +40,18 @@ def document(folder: str | Path) -> str:
 def _bench(results: dict[str, Any]) -> Iterator[str]:
     rows = results["table"]
     places = list(dict.fromkeys(place for row in rows for place in row["targets"]))
-    names = [place.rsplit("/", 1)[-1] for place in places]
-    names = names if len(set(names)) == len(names) else places
+    names = list(short_names(places).values())
     ours = [
         [
             row["label"],
-            *(_spread(row["targets"].get(place)) for place in places),
-            _spread(row),
-            _gain(row),
+            *(spread(row["targets"].get(place)) for place in places),
+            spread(row),
+            gain(row),
             f"{100 * min(target['gain'] for target in row['targets'].values()):+.1f}",
         ]
         for row in rows
     ]
-    theirs = [_theirs(row, names, places) for row in published(results)]
+    theirs = [_theirs(row, places) for row in published(results)]
     if results.get("about"):
         yield results["about"]
     header = ["accuracy, %", *names, "mean", "against no adaptation", "worst target"]
@@ -72,12 +72,13 @@ def _bench(results: dict[str, Any]) -> Iterator[str]:
         yield f"{len(failed)} cells failed; the first: {failed[0]['reason']}"
 
 
-def _theirs(row: Quoted, names: Sequence[str], places: Sequence[str]) -> list[str]:
+def _theirs(row: Quoted, places: Sequence[str]) -> list[str]:
     """A published row; its mean only where it is over the targets of this table."""
-    mean = row.mean_over({place.rsplit("/", 1)[-1] for place in places})
+    targets = [*map(target_of, places)]
+    mean = row.mean_over(set(targets))
     part = "" if mean in (row.mean, None) else ", mean over these targets"
     told = "-" if mean is None else f"{mean if row.measure == 'accuracy %' else 100 - mean:.2f}"
-    each = (f"{row.per_target[name]:.1f}" if name in row.per_target else "-" for name in names)
+    each = (f"{row.per_target[name]:.1f}" if name in row.per_target else "-" for name in targets)
     return [f"*published: {row.method}, {row.backbone or row.dataset}{part}*", *each, told, "", ""]
 
 
@@ -113,19 +114,6 @@ def _published() -> Iterator[str]:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _spread(numbers: dict[str, Any] | None) -> str:
-    if numbers is None:
-        return "-"
-    std = "" if numbers.get("std") is None else f" ± {100 * numbers['std']:.1f}"
-    return f"{100 * numbers['mean']:.1f}{std}"
-
-
-def _gain(row: dict[str, Any]) -> str:
-    if row["adapter"] == "none":
-        return ""
-    return f"{100 * row['gain']:+.1f} ({100 * row['gain_low']:+.1f} to {100 * row['gain_high']:+.1f})"
 
 
 def _mean(values: Iterator[float]) -> float:
