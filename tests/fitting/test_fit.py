@@ -210,7 +210,7 @@ def test_seconds_count_features_and_tuning_too(tmp_path, monkeypatch):
     def slow(work):
         return lambda *arguments: (time.sleep(0.2), work(*arguments))[1]
 
-    monkeypatch.setitem(fit.__globals__, "extract_features", slow(extract_features))
+    monkeypatch.setattr("sourceward.fitting.task.extract_features", slow(extract_features))
     monkeypatch.setattr(Run, "_tuned", slow(Run._tuned))
     info = fit_tiny(tiny_images(), tmp_path / "run", freeze=True).info
     assert info["metrics"]["seconds"] >= 0.4 + sum(cost["seconds"] for cost in info["cost"].values()) - 0.02

@@ -75,6 +75,7 @@ RAW_ROOMS = (
     "fitting/arrange.py",
     "fitting/fit.py",
     "fitting/styles.py",
+    "fitting/task.py",
     "inputs.py",
     "model/items.py",
     "model/model.py",

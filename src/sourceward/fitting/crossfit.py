@@ -8,7 +8,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.tuning import LENGTHS, Promise, Trial, pretend, settle
 from sourceward.fitting.run_folder import RunFolder
 from sourceward.fitting.stage import Job
+from sourceward.fitting.task import Prepared
 from sourceward.fitting.two_stage import FineTuning
 from sourceward.inputs import encode, prepare_samples
 from sourceward.nn.backbones import Backbone
@@ -26,10 +26,7 @@ from sourceward.nn.projection import project_features
 from sourceward.parallel import ALONE
 from sourceward.settings import AdaptSettings
 
-if TYPE_CHECKING:
-    from sourceward.fitting.fit import Prepared
-
-Prepare = Callable[[DomainDataset, Backbone, Job], "Prepared"]
+Prepare = Callable[[DomainDataset, Backbone, Job], Prepared]
 
 
 def crossfit(
@@ -78,5 +75,5 @@ def _trial(
     return pretend(name, fit(parts), (both[len(feature) :], torch.from_numpy(held.labels)), settings)
 
 
-def _features(backbone: torch.nn.Module, prepared: "Prepared") -> Tensor:
+def _features(backbone: torch.nn.Module, prepared: Prepared) -> Tensor:
     return encode(backbone, prepared.samples, slice(0, len(prepared.dataset))).cpu()
