@@ -9,6 +9,7 @@ from sourceward.errors import InputError
 from sourceward.report.beside import absent, cost, published, shortfalls, trust
 from sourceward.report.finding import finding
 from sourceward.report.results import read_results
+from sourceward.report.subject import NONE, TUNED
 from sourceward.report.words import gain, short_names, spread, target_of
 
 INTRODUCTION = (
@@ -85,11 +86,10 @@ def _theirs(row: Quoted, places: Sequence[str]) -> list[str]:
 def _promises(results: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
     """Target, promised gain and measured gain of every self-tuned model."""
     for cell in results["cells"]:
-        told = cell.get("promise") or (cell.get("training") or {}).get("promise")
+        told = cell.get("promise")
         answers = cell.get("adapters", {})
-        tuned = next((answers[key] for key in answers if key.endswith("num_steps=auto")), None)
-        if told and tuned and "none" in answers:
-            yield cell["target"], told["gain"], tuned["accuracy"] - answers["none"]["accuracy"]
+        if told and TUNED in answers and NONE in answers:
+            yield cell["target"], told["gain"], answers[TUNED]["accuracy"] - answers[NONE]["accuracy"]
 
 
 def _experiment(results: dict[str, Any]) -> Iterator[str]:

@@ -37,9 +37,7 @@ class Subject:
         """The gain that the model promised on unseen domains, as a share of 1; it is that of the walk which
         the model chose itself."""
         promise = cell.get("promise") if self.row["adapter"] == TUNED else None
-        if isinstance(promise, dict):
-            promise = promise.get("gain", promise.get("expected_gain"))
-        return float(promise) if isinstance(promise, int | float) else None
+        return float(promise["gain"]) if promise else None
 
     def key(self, cell: dict[str, Any]) -> str:
         """Which contestant the subject is in this cell: a selected one may differ from cell to cell."""
