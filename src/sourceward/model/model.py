@@ -175,7 +175,8 @@ class Model:
         voices = [answer(images)]
         asked = self.views if num_steps != 0 else ""  # no adaptation at all, then
         for view in named_views(asked, self.network.styles) if asked else ():
-            voices.append(mean_answer([answer(picture) for picture in look(images, view)]))
+            pictures = look(images.to(self.device), view)  # where the styles are
+            voices.append(mean_answer([answer(picture) for picture in pictures]))
         return mean_answer(voices)
 
     def _adapt_images(self, images: Tensor, num_steps: int | None, sources: Sequence[str] | None) -> Adapted:
