@@ -305,7 +305,7 @@ class Model:
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> "Model":
-        """From a folder or from the Hugging Face Hub."""
+        """From a folder or from the Hugging Face Hub; `options` are those of `load` and of the Hub."""
         from sourceward.model.hub import hub_class
 
         return hub_class().from_pretrained(name, **options).model
