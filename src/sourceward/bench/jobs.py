@@ -141,8 +141,8 @@ def _cell(
         numbers["per_source"] = {name: float(votes[:, i].mean()) for i, name in enumerate(checkpoint.sources)}
     if job.training.hold_out and checkpoint.validation and rows is None:
         scores = [
-            (checkpoint.codes[checkpoint.answer(spec, rows).probabilities.argmax(1)] == rows.label).mean()
-            for rows in checkpoint.validation
+            (checkpoint.codes[checkpoint.answer(spec, held).probabilities.argmax(1)] == held.label).mean()
+            for held in checkpoint.validation
         ]
         numbers["validation"] = float(np.mean(scores))
     ms = 1000 * seconds / max(len(part.label), 1) + (passes * checkpoint.encode_ms if passes else 0)
