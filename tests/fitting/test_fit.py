@@ -195,6 +195,21 @@ def test_a_collapse_stops_with_the_reason_and_the_next_try_may_differ(tmp_path):
     fit_tiny(tiny_features(), tmp_path / "run")
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_batches_are_drawn_as_they_were_however_much_memory_is_left(tmp_path, monkeypatch, fits):
+    """Images that are streamed come in another order than those that live in memory."""
+    root = str(image_folder(tmp_path / "images"))
+    monkeypatch.setattr("sourceward.inputs._fits", lambda *_: fits)
+    fit_tiny(root, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        kill_at(patch, 8, FineTuner)
+        with pytest.raises(KeyboardInterrupt):
+            fit_tiny(root, tmp_path / "run")
+    monkeypatch.setattr("sourceward.inputs._fits", lambda *_: not fits)
+    fit_tiny(root, tmp_path / "run")
+    assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
+
+
 def test_damaged_checkpoint(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         kill_at(patch, 8)

@@ -83,7 +83,8 @@ def prepare(arranged: Arranged, backbone: Backbone | None, job: Job, device: tor
     """Samples ready for the backbone; read by the main process first, and from the cache by the others."""
     dataset, train, val = arranged
     with job.processes.main_first():
-        samples = prepare_samples(dataset, backbone, device, job.settings.augmentation, job.progress)
+        augmentation, streams = job.settings.augmentation, job.folder.streams()
+        samples = prepare_samples(dataset, backbone, device, augmentation, job.progress, streams)
     return Prepared(dataset, samples, torch.from_numpy(dataset.labels).to(device), train, val)
 
 
