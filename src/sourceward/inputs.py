@@ -129,8 +129,10 @@ def prepare_samples(
     device: torch.device,
     augmentation: Augmentation | None = None,
     show: bool | None = None,
+    streams: bool | None = None,
 ) -> Samples:
-    """The samples of `dataset` for `backbone`: on the device where they fit, streamed where they do not."""
+    """The samples of `dataset` for `backbone`: on the device where they fit, streamed where they do not; as
+    `streams` says, where it says so."""
     check_kind(dataset.kind, backbone)
     if backbone is None:
         return Resident(torch.from_numpy(dataset.items).to(device), lambda rows: rows)
@@ -139,7 +141,7 @@ def prepare_samples(
     assert isinstance(backbone.preprocessing, ImagePreprocessing)
     shape = image_geometry(backbone.preprocessing)
     plain, augmented = _image_steps(backbone.preprocessing, augmentation or Augmentation())
-    if not _fits(dataset, shape, device):
+    if not _fits(dataset, shape, device) if streams is None else streams:
         return Streamed(dataset, shape, plain, augmented, device)
     with progress_bar(len(dataset), "reading images", show) as advance:
         decoded = decode_images(

@@ -55,6 +55,15 @@ def load_tensors(path: str | Path, fix: str = RESTORE) -> tuple[dict[str, Tensor
     return tensors, metadata
 
 
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """What `save_tensors` wrote beside the tensors, unchecked; nothing where it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return json.loads((file.metadata() or {}).get("sourceward", "{}"))
+    except (SafetensorError, OSError, ValueError):
+        return {}
+
+
 def _digest(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
     """Of everything in the file: a flipped bit must not become a prediction."""
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())

@@ -64,6 +64,7 @@ def keys():
         ("fitting/methods/mixstyle.py", {"raw"}, {"t3a", "tent"}),
         ("fitting/fit.py", {"raw"}, {"t3a", "tent"}),
         ("data/augment.py", {"raw"}, {"t3a", "tent"}),
+        ("data/views.py", {"raw"}, {"t3a", "tent"}),
         ("nn/backbones/from_timm.py", {"raw"}, {"t3a", "tent"}),
         ("adapters/t3a.py", {"features", "raw"}, {"t3a"}),
         ("adapters/supports.py", {"features", "raw"}, {"t3a"}),

@@ -8,12 +8,13 @@ import pytest
 
 from sourceward.bench.experiments import EXPERIMENTS, Context, list_experiments
 from sourceward.bench.experiments.base import known_as
-from sourceward.bench.experiments.scores import Scores, _quoted
+from sourceward.bench.experiments.scores import Scores, quoted_row
 from sourceward.bench.quoted import PACS, quoted
 from sourceward.bench.reproduce import reproduce
 from sourceward.bench.training import Training
 from sourceward.data import open_dataset
 from sourceward.errors import InputError
+from sourceward.estimator import EnergyAdapter
 from sourceward.report.finding import finding
 from tests.helpers import make_domains
 from tests.tiny_runs import TINY, image_folder, tiny_texts
@@ -132,11 +133,11 @@ def test_published_numbers_stand_beside_ours_for_their_data(tmp_path):
 
 def test_a_published_mean_stands_beside_one_over_the_same_targets():
     (mean,) = quoted("aggregation", method="mean")
-    assert _quoted(mean, [f"pacs/{name}" for name in PACS]) == [
+    assert quoted_row(mean, [f"pacs/{name}" for name in PACS]) == [
         "mean, resnet18 (Xiao et al., ICLR 2023)",
         *("-", "-", "-", "-", "84.9", ""),
     ]
-    assert _quoted(mean, ["pacs/photo"])[1:] == ["-", "-", ""]
+    assert quoted_row(mean, ["pacs/photo"])[1:] == ["-", "-", ""]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +176,24 @@ def test_models_of_clean_images_are_kept(tmp_path, monkeypatch):
     assert len(list((asked.out / "runs").rglob("estimator.safetensors"))) == 2
     monkeypatch.setattr("sourceward.estimator.EnergyAdapter.fit", lambda *_: pytest.fail("trained again"))
     assert reproduce("corruptions", asked)["numbers"] == first
+
+
+def test_no_image_of_a_target_is_practised_on(tmp_path, monkeypatch):
+    """Targets are made of the images that validate: no copy of those may teach, under any corruption."""
+    seen, fit = [], EnergyAdapter.fit
+
+    def listen(self, X, y, **shifted):
+        seen.append((X, shifted.get("X_shifted", X[:0])))
+        return fit(self, X, y, **shifted)
+
+    monkeypatch.setattr(EnergyAdapter, "fit", listen)
+    training = Training(QUICK | {"image_size": 16}, "cpu", backbone="tiny:conv", weights=None, freeze=True)
+    folder = str(image_folder(tmp_path / "images"))
+    reproduce("corruptions", context(folder, tmp_path / "out", training=training))
+    clean = open_dataset(folder).of_domains(["a"])
+    trained = len(clean.train_val_indices()[0])
+    assert [len(rows) for pair in seen for rows in pair] == [trained, 0, trained, trained]
+    assert trained < len(clean)
 
 
 def test_images_are_corrupted_and_walked(tmp_path):

@@ -58,9 +58,9 @@ def test_it_learns_and_repeats():
     X, y, domain = make_domains(rows=80)
     held = domain == 2
     quick = SingleSample(max_iter=150, batch_size=32, learning_rate=0.02)
-    p = quick.probabilities(X[~held], y[~held], domain[~held], X[held])
+    p = quick.fit(X[~held], y[~held], domain[~held])(X[held])
     assert (p.argmax(1) == y[held]).mean() > 0.8
     np.testing.assert_allclose(p.sum(1), 1, atol=1e-5)
-    assert np.array_equal(p, quick.probabilities(X[~held], y[~held], domain[~held], X[held]))
+    assert np.array_equal(p, quick.fit(X[~held], y[~held], domain[~held])(X[held]))
     with pytest.raises(InputError, match="2 or more sources, but got 1"):
-        quick.probabilities(X[held], y[held], domain[held], X[held])
+        quick.fit(X[held], y[held], domain[held])

@@ -31,7 +31,9 @@ def test_self_tuned_is_the_model_itself(tmp_path, monkeypatch, worth):
     np.testing.assert_allclose(tuned, model.adapt(images).probabilities, atol=2e-3)
     plain = checkpoint.answer(Spec(NONE), part).probabilities
     np.testing.assert_allclose(plain, model.adapt(images, num_steps=0).probabilities, atol=1e-5)
-    assert checkpoint.passes(Spec(OURS, (("num_steps", AUTO),)), part) == (4 if worth else 1)
+    np.testing.assert_array_equal(checkpoint.answer(Spec(OURS), part).probabilities, tuned)
+    for spec in (Spec(OURS), Spec(OURS, (("num_steps", AUTO),))):
+        assert checkpoint.passes(spec, part) == (4 if worth else 1)
     assert checkpoint.passes(Spec(OURS, (("num_steps", 5),)), part) == 1
     promised = checkpoint.info["promise"]
     assert ("style" in promised) == (worth > 0)

@@ -1,11 +1,13 @@
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+import sourceward as sw
 from sourceward.cli.evaluate import evaluate, render, verdict
 from sourceward.errors import InputError
 from tests.tiny_runs import NAMED, image_folder, text_table
@@ -32,6 +34,19 @@ def test_both_ways_each_source_and_an_interval(run, tiny_run, tmp_path):
     assert list(named["domains"]) == ["a", "c"]
     still = json.loads(run(tiny_run, root, "--num-steps", "0", "--json").stdout)
     assert still["mean"]["gain"] == 0
+
+
+def test_views_that_are_named_are_asked_about_without_a_step(run, tiny_run, tmp_path, monkeypatch):
+    """As in `predict`; those that a model asks about by itself are part of adaptation, which 0 steps end."""
+    asked = []
+    monkeypatch.setattr("sourceward.model.evaluate", lambda model, *_, **options: asked.append(model) or {})
+    root = image_folder(tmp_path / "images")
+    own = sw.load(tiny_run, "cpu").ask_views("gray")
+    monkeypatch.setattr("sourceward.model.load", lambda *_: replace(own))
+    for options in (["--views", "flip", "--num-steps", "0"], ["--num-steps", "0"], ["--views", "none"], []):
+        run(tiny_run, root, "--json", *options)
+    assert [model.views for model in asked] == ["flip", "", "", "gray"]
+    assert [model.settings == own.settings.off() for model in asked] == [True, True, False, False]
 
 
 def test_data_of_another_kind_is_told_before_its_classes(run, tiny_run, tmp_path):

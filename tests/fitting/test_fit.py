@@ -195,6 +195,21 @@ def test_a_collapse_stops_with_the_reason_and_the_next_try_may_differ(tmp_path):
     fit_tiny(tiny_features(), tmp_path / "run")
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_batches_are_drawn_as_they_were_however_much_memory_is_left(tmp_path, monkeypatch, fits):
+    """Images that are streamed come in another order than those that live in memory."""
+    root = str(image_folder(tmp_path / "images"))
+    monkeypatch.setattr("sourceward.inputs._fits", lambda *_: fits)
+    fit_tiny(root, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        kill_at(patch, 8, FineTuner)
+        with pytest.raises(KeyboardInterrupt):
+            fit_tiny(root, tmp_path / "run")
+    monkeypatch.setattr("sourceward.inputs._fits", lambda *_: not fits)
+    fit_tiny(root, tmp_path / "run")
+    assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
+
+
 def test_damaged_checkpoint(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         kill_at(patch, 8)
@@ -210,7 +225,7 @@ def test_seconds_count_features_and_tuning_too(tmp_path, monkeypatch):
     def slow(work):
         return lambda *arguments: (time.sleep(0.2), work(*arguments))[1]
 
-    monkeypatch.setitem(fit.__globals__, "extract_features", slow(extract_features))
+    monkeypatch.setattr("sourceward.fitting.task.extract_features", slow(extract_features))
     monkeypatch.setattr(Run, "_tuned", slow(Run._tuned))
     info = fit_tiny(tiny_images(), tmp_path / "run", freeze=True).info
     assert info["metrics"]["seconds"] >= 0.4 + sum(cost["seconds"] for cost in info["cost"].values()) - 0.02

@@ -1,6 +1,5 @@
 """Heads of a frozen image backbone see every image half way to the style of another source, too."""
 
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -54,8 +53,9 @@ def test_features_of_copies():
 
 def test_only_a_frozen_image_backbone_sees_them(tmp_path, monkeypatch):
     seen = []
-    fitting = sys.modules["sourceward.fitting.fit"]  # its name is that of the function, too
-    monkeypatch.setattr(fitting, "beside", lambda *parts: seen.append(len(parts[3])) or beside(*parts))
+    monkeypatch.setattr(
+        "sourceward.fitting.task.beside", lambda *parts: seen.append(len(parts[3])) or beside(*parts)
+    )
     options = {"device": "cpu", "progress": False, "target": "c"}
     fit(
         tiny_images(),

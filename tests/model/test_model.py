@@ -196,6 +196,8 @@ def test_hub_round_trip_through_the_mixin(model, tmp_path):
     again = Model.from_pretrained(tmp_path / "hub", device="cpu")
     images = torch.from_numpy(tiny_images().items[:4])
     assert np.array_equal(again.predict_proba(images), model.predict_proba(images))
+    with pytest.raises(InputError, match=r"last\.safetensors"):  # as `load` says it: there are none
+        Model.from_pretrained(tmp_path / "hub", device="cpu", weights="last.safetensors")
 
 
 def test_evaluation_is_what_the_predictions_say(model):
@@ -213,14 +215,14 @@ def test_evaluation_is_what_the_predictions_say(model):
 
 
 def test_interval_agrees_with_resampling_rows():
+    from sourceward.functional.paired import paired_draws
     from sourceward.model.evaluation import _interval
 
     random = np.random.default_rng(0)
     change = random.choice([-1, 0, 1], 200, p=[0.1, 0.7, 0.2])
     rows = random.integers(0, 200, (10_000, 200))
     direct = _interval(change[rows].mean(1))
-    counts = random.multinomial(200, np.bincount(change + 1, minlength=3) / 200, 10_000)
-    ours = _interval((counts[:, 2] - counts[:, 0]) / 200)
+    ours = _interval(paired_draws(change, random, 10_000))
     assert ours["gain_low"] == pytest.approx(direct["gain_low"], abs=0.01)
     assert ours["gain_high"] == pytest.approx(direct["gain_high"], abs=0.01)
 

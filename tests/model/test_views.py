@@ -8,9 +8,12 @@ import torch
 from typer.testing import CliRunner
 
 import sourceward as sw
+from sourceward.adapters.views import ask_views
 from sourceward.cli.main import build_app
+from sourceward.data.views import look
 from sourceward.errors import InputError
 from sourceward.model import evaluate
+from sourceward.model.evaluation import asked_features
 from tests.tiny_runs import fit_tiny, image_folder, tiny_images, tiny_texts
 
 
@@ -57,6 +60,15 @@ def test_a_fit_keeps_the_styles_of_its_sources(model, tiny_run):
     np.testing.assert_array_equal(styled, again)
 
 
+@pytest.mark.parametrize("names", ["gray", "flip+pencil", "style", "moments+flip"])
+def test_an_evaluation_asks_about_the_pictures_that_a_prediction_asks_about(model, names):
+    data = tiny_images().of_domains("c")
+    pictures = [one for view in asked_features(model.ask_views(names), data) for one in view]
+    asked = ask_views(names, model.network, model.features, images(), look)
+    for feature, seen in zip(pictures, [one for view in asked for one in view], strict=True):
+        np.testing.assert_array_equal(feature, seen)
+
+
 def test_evaluation_counts_views_as_adaptation(model):
     data = tiny_images()
     before = evaluate(model, data)["domains"]["c"]["unadapted"]
@@ -88,6 +100,13 @@ def test_what_has_no_views_is_refused(model, tmp_path):
         model.ask_views("flip").adapt(images()[:1], trajectory=True)
     with pytest.raises(InputError, match="reads texts"):
         fit_tiny(tiny_texts(), tmp_path / "texts").ask_views("flip")
+
+
+def test_views_do_nothing_to_features(model):
+    feature = model.network.raw(model.features(images()[:2])).numpy()
+    plain, asked = (model.ask_views(names).adapt(feature, trajectory=True) for names in ("", "flip"))
+    assert np.array_equal(plain.probabilities, asked.probabilities)
+    assert asked.trajectory is not None
 
 
 def test_without_adaptation_there_are_no_views(model):

@@ -9,7 +9,7 @@ from sourceward.bench.protocol import Plan, bench
 from sourceward.bench.specs import parse_specs
 from sourceward.bench.training import Training
 from sourceward.errors import InputError
-from sourceward.report.bench import bench_page, headline
+from sourceward.report.bench import bench_page, headline, notes
 from sourceward.report.document import document
 from sourceward.report.page import render
 from sourceward.report.results import report_page
@@ -102,6 +102,21 @@ def test_the_subject_is_never_an_oracle(results):
         if row["oracle"]:
             row["adapter"] = "oracle:ebtsa"
     assert choose_subject(results).row["adapter"] == "t3a"
+
+
+def test_targets_of_one_name_in_two_files_are_both_told(results):
+    row = next(row for row in results["table"] if row["adapter"] == "ebtsa:num_steps=8")
+    for number, place in enumerate(list(row["targets"])):
+        row["targets"][f"again/{place.split('/')[1]}"] = row["targets"][place] | {"gain": 0.01 * number}
+    told = notes(results, choose_subject(results, row["adapter"]))[0]
+    assert all(f"{place} {100 * t['gain']:+.1f}" in told for place, t in row["targets"].items())
+
+
+def test_without_tuning_the_subject_is_the_usual_walk(results):
+    """That of a model with too few sources to tune: 5 steps, whatever else was asked for."""
+    rows = [row for row in results["table"] if row["adapter"] in ("none", "ebtsa:num_steps=8")]
+    rows += [rows[-1] | {"adapter": f"ebtsa:num_steps={steps}"} for steps in (10, 5)]
+    assert choose_subject(results | {"table": rows}).row["adapter"] == "ebtsa:num_steps=5"
 
 
 def test_a_selected_row_is_followed_from_cell_to_cell(results):

@@ -12,8 +12,8 @@ from torch import Tensor
 from sourceward.adapters.base import ADAPTERS, Unsuitable
 from sourceward.adapters.memo import image_preprocessing
 from sourceward.adapters.peer import Peer, Response, encoder, unadapted
-from sourceward.data.views import MOMENTS, STYLE, VIEWS, View, look_normalised, styled, view_names
-from sourceward.inputs import Batches, encode
+from sourceward.data.views import MOMENTS, STYLE, VIEWS, View, look, look_normalised, styled, view_names
+from sourceward.inputs import Samples, encode
 from sourceward.nn import Network
 
 T = TypeVar("T")
@@ -48,13 +48,14 @@ class Views(Peer):
 
     @torch.no_grad()
     def stream(self, network: Network, batches: Iterator[Any]) -> Iterator[Response]:
-        features, look = encoder(network), normalised_look(network)
+        features, looks = encoder(network), image_preprocessing(network)
+        seen = partial(look_normalised, mean=looks.mean, std=looks.std)
 
         def ask(images: Tensor) -> Response:
             return unadapted(network, features(images))
 
         for batch in batches:
-            plain, voices = ask(batch), ask_views(self.of, network, ask, batch, look)
+            plain, voices = ask(batch), ask_views(self.of, network, ask, batch, seen)
             yield _mean([plain, *map(_mean, voices)])._replace(feature=plain.feature)
 
 
@@ -90,25 +91,32 @@ def ask_views(
             yield [ask(picture) for picture in look(images, view)]
 
 
-def normalised_look(network: Network) -> Look:
-    """Of images as the network's backbone takes them."""
-    looks = image_preprocessing(network)
-    return partial(look_normalised, mean=looks.mean, std=looks.std)
+@dataclass(frozen=True)
+class Kept:
+    """Images before they are normalised, to look at."""
+
+    samples: Samples
+
+    def batches(self, rows: slice) -> Iterator[Tensor]:
+        return self.samples.kept(rows)
 
 
-def view_features(names: str, network: Network, samples: Batches, rows: slice) -> list[list[Tensor]]:
+def view_features(names: str, network: Network, samples: Samples, rows: slice) -> list[list[Tensor]]:
     """Rescaled features of every picture of each view."""
-    look = normalised_look(network)
     sizes: list[int] = []
 
+    def features(images: Tensor) -> Tensor:
+        prepared: Any = samples.plain(images)
+        return network.features(prepared)
+
     def pictures(images: Tensor) -> Tensor:
-        found = list(ask_views(names, network, network.features, images, look))
+        found = list(ask_views(names, network, features, images, look))
         sizes[:] = map(len, found)
         return torch.stack([feature for view in found for feature in view], 1)
 
     if not names:
         return []
-    together = encode(pictures, samples, rows).unbind(1)
+    together = encode(pictures, Kept(samples), rows).unbind(1)
     ends = list(accumulate(sizes))
     return [list(together[end - size : end]) for end, size in zip(ends, sizes)]
 

@@ -170,7 +170,8 @@ class Checkpoint:
         return samples.batches(slice(0, len(dataset)))
 
     def walk(self, part: Part, **options: Any) -> Adapted:
-        """Our own adapter with some settings changed."""
+        """Our own adapter with some settings changed; as the model tuned itself where no number of steps is
+        among them."""
         if self.estimator is not None:
             with changed(self.estimator, options) as estimator:
                 return estimator.adapt(np.asarray(part.dataset.items, dtype=np.float32))
@@ -182,7 +183,7 @@ class Checkpoint:
         settings = settings.off() if given.get("num_steps") == 0 else settings
         settings.check()
         answer = partial(EnergyAdaptation(settings), self.network)
-        pictures = self.pictures(part) if options.get("num_steps") == AUTO else []
+        pictures = self.pictures(part) if "num_steps" not in given else []
         return mean_answer([answer(part.feature), *(mean_answer([*map(answer, p)]) for p in pictures)])
 
     def pictures(self, part: Part) -> list[list[Tensor]]:
@@ -197,8 +198,7 @@ class Checkpoint:
         """Of the backbone for each sample, beside those that a contestant does itself."""
         if self.streams(spec):
             return 0
-        asks = spec.name == OURS and spec.own.get("num_steps") == AUTO
-        return 1 + (sum(map(len, self.pictures(part))) if asks else 0)
+        return 1 + (sum(map(len, self.pictures(part))) if spec.tuned else 0)
 
 
 def in_order(adapted: Adapted, order: np.ndarray) -> Adapted:

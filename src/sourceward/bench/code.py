@@ -61,6 +61,7 @@ RAW_ROOMS = (
     "data/corruptions",
     "data/decode.py",
     "data/stream.py",
+    "data/views.py",
     "fitting/methods",
     "fitting/finetune.py",
     "fitting/selection.py",
@@ -76,8 +77,8 @@ RAW_ROOMS = (
     "fitting/styles.py",
     "fitting/views.py",
     "adapters/views.py",
-    "data/views.py",
     "nn/moments.py",
+    "fitting/task.py",
     "inputs.py",
     "model/items.py",
     "model/model.py",
@@ -87,7 +88,7 @@ RAW_ROOMS = (
 
 IDLE = (
     "adapters",  # the rest of them: `adapter_version`
-    "data",  # readers: what they read has a fingerprint
+    "data",  # the rest of it reads: what it reads has a fingerprint
     "bench",  # cells themselves: `FORMAT`
     "report",
     "estimator/__init__.py",

@@ -141,8 +141,8 @@ def _cell(
         numbers["per_source"] = {name: float(votes[:, i].mean()) for i, name in enumerate(checkpoint.sources)}
     if job.training.hold_out and checkpoint.validation and rows is None:
         scores = [
-            (checkpoint.codes[checkpoint.answer(spec, rows).probabilities.argmax(1)] == rows.label).mean()
-            for rows in checkpoint.validation
+            (checkpoint.codes[checkpoint.answer(spec, held).probabilities.argmax(1)] == held.label).mean()
+            for held in checkpoint.validation
         ]
         numbers["validation"] = float(np.mean(scores))
     ms = 1000 * seconds / max(len(part.label), 1) + (passes * checkpoint.encode_ms if passes else 0)
@@ -214,6 +214,3 @@ def _open_once(spec: str, options: tuple[tuple[str, Any], ...]) -> DomainDataset
 
 def _file_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
-
-
-__all__ = ["CONTROLS", "Job", "failed_cells", "run_job"]

@@ -14,10 +14,10 @@ from typing import Any
 from sourceward.bench.cells import FORMAT, Folder
 from sourceward.bench.code import code_version
 from sourceward.bench.engines import ENGINES, run_jobs
-from sourceward.bench.jobs import CONTROLS, Job, failed_cells, run_job
+from sourceward.bench.jobs import Job, failed_cells, run_job
 from sourceward.bench.provenance import versions
 from sourceward.bench.selection import SELECTIONS
-from sourceward.bench.specs import OURS, Spec, needs_tuning
+from sourceward.bench.specs import CONTROLS, OURS, Spec, needs_tuning
 from sourceward.bench.summary import summarize
 from sourceward.bench.training import Training
 from sourceward.data import DomainDataset, open_dataset
@@ -167,13 +167,8 @@ def _jobs(plan: Plan, data: str | DomainDataset, dataset: DomainDataset, out: Pa
         raw=dataset.kind != "features",
     )
     adapters = tuple(spec for spec in plan.specs if spec.name not in CONTROLS)
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for target in _targets(dataset, plan.targets):
-        # Several held-out domains stay held out together: the model of one must not train on another.
-        together = {*dataset.targets, target} if target in dataset.targets else {target}
-        groups.setdefault(tuple(sorted(together)), []).append(target)
     jobs = []
-    for left_out, targets in groups.items():
+    for left_out, targets in leave_out(dataset, plan.targets).items():
         sources = [name for name in dataset.domain_names if name not in left_out]
         if not sources:
             raise InputError(f"No domain is left to train on without {', '.join(left_out)}.")
@@ -201,12 +196,19 @@ def _pretend(
     ]
 
 
-def _targets(dataset: DomainDataset, wanted: Sequence[str]) -> list[str]:
-    possible = list(dataset.targets or dataset.domain_names)
+def leave_out(dataset: DomainDataset, wanted: Sequence[str] = ()) -> dict[tuple[str, ...], list[str]]:
+    """Domains that are left out together, and which of them are asked about: those that are wanted, of those
+    that the owners hold out or of all. Several held-out domains stay held out together: the model of one must
+    not train on another."""
+    possible = dataset.targets or dataset.domain_names
     for name in wanted:
         if name not in dataset.domain_names:
             raise unknown_name("target", name, possible)
-    return [name for name in possible if not wanted or name in wanted]
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for target in possible:
+        if not wanted or target in wanted:
+            groups.setdefault(tuple(sorted({*dataset.targets, target})), []).append(target)
+    return groups
 
 
 def name_of(data: str | DomainDataset, dataset: DomainDataset) -> str:

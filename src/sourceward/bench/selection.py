@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-from sourceward.bench.specs import AUTO, NONE, OURS, Spec
+from sourceward.bench.specs import NONE, OURS, Spec
 
 SELECTIONS = {
     "source": "accuracy on validation rows of the sources",
@@ -28,8 +28,7 @@ def families(specs: Sequence[Spec]) -> dict[str, list[Spec]]:
     """
     found: dict[str, list[Spec]] = {}
     for spec in specs:
-        tuned = ("num_steps", AUTO) in spec.options  # that one chooses for itself
-        if spec.name != NONE and spec.rows is None and not tuned:
+        if spec.name != NONE and spec.rows is None and not spec.tuned:  # that one chooses for itself
             found.setdefault(spec.name, [Spec(NONE)] if spec.name == OURS else []).append(spec)
     return {name: candidates for name, candidates in found.items() if len(candidates) > 1}
 

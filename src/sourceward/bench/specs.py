@@ -64,6 +64,11 @@ class Spec:
         return {name: value for name, value in self.options if name != ROWS}
 
     @property
+    def tuned(self) -> bool:
+        """Whether the model itself says how far to walk, as it does where nobody else does."""
+        return self.name == OURS and self.own.get("num_steps", AUTO) == AUTO
+
+    @property
     def label(self) -> str:
         """As a person reads it in a table.
 
@@ -100,7 +105,7 @@ def parse_specs(texts: Iterable[str], steps: Sequence[int | str] = ()) -> tuple[
 
 def needs_tuning(specs: Iterable[Spec]) -> bool:
     """Whether a contestant takes as many steps as were found by tuning."""
-    return any(spec.name == OURS and dict(spec.options).get("num_steps", AUTO) == AUTO for spec in specs)
+    return any(spec.tuned for spec in specs)
 
 
 def _spec(name: str, options: dict[str, Any]) -> Spec:

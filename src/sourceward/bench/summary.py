@@ -136,7 +136,7 @@ def _row(
         accuracy.append(dict(zip(seeds, right.mean(1))))
         draws = paired_draws(change, np.random.default_rng(0))
         targets["/".join(place)] = {
-            **_spread(right.mean(1)),
+            **over_seeds(right.mean(1)),
             "gain": float(change.mean()),
             **dict(zip(("gain_low", "gain_high"), interval(draws))),
             "saved": int((change > 0).sum()),
@@ -155,7 +155,7 @@ def _row(
         "control": name in CONTROLS,
         **({"traits": vars(adapter_traits(name))} if name in ADAPTERS else {}),
         **({"chosen": chosen[key]} if key in chosen else {}),
-        **_spread(means),
+        **over_seeds(means),
         "gain": float(np.mean([change.mean() for change in changes])),
         "gain_low": low,
         "gain_high": high,
@@ -235,7 +235,7 @@ def _pair(cell: dict[str, Any], none: dict[str, Any], label: np.ndarray) -> tupl
     return right, (np.asarray(none["numbers"]["predicted"]) == label)[rows]
 
 
-def _spread(values: np.ndarray) -> dict[str, Any]:
+def over_seeds(values: np.ndarray) -> dict[str, Any]:
     """Mean and standard deviation over seeds; None where there is one."""
     std = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return {"mean": float(np.mean(values)), "std": std}

@@ -23,6 +23,7 @@ from sourceward.fitting.settings import FitSettings, has_learned, settings_for
 from sourceward.model import load
 from sourceward.model.evaluation import asked_features, dataset_features
 from sourceward.parallel import choose_device
+from sourceward.storage import write_whole
 
 LAST = "last.safetensors"
 STEPS = 10
@@ -131,7 +132,7 @@ def _on_features(
         info["promise"] = plain(getattr(estimator, "promise_", None))
         folder.mkdir(parents=True, exist_ok=True)
         estimator.save(file)
-        notes.write_text(json.dumps(info))
+        write_whole(notes, json.dumps(info))
 
     def encode(dataset: DomainDataset) -> Tensor:
         inputs = torch.from_numpy(np.asarray(dataset.items, dtype=np.float32))

@@ -140,16 +140,14 @@ def missing(failed: list[dict[str, Any]]) -> list[str]:
 def tables(results: dict[str, Any]) -> list[Table]:
     """Accuracy on each target; then the mean of each contestant, its difference to no adaptation, and what
     it costs."""
-    from sourceward.report.bench_sections import asks_for, cost
+    from sourceward.report.words import asks_for, cost, gain, short_names, spread
 
     rows = results["table"]
     places = list(dict.fromkeys(place for row in rows for place in row["targets"]))
-    short = {place: place.split("/", 1)[1] for place in places}
     each, mean = Table(title="Accuracy on each target, %"), Table(title="Mean over targets, %")
     each.add_column("adapter")
-    for place in places:
-        unique = list(short.values()).count(short[place]) == 1
-        each.add_column(escape(short[place] if unique else place), justify="right")
+    for name in short_names(places).values():
+        each.add_column(escape(name), justify="right")
     mean.add_column("adapter")
     for name in ("accuracy", "difference (95 % interval)", "asks for", "ms a sample"):
         mean.add_column(name, justify="right")
@@ -157,19 +155,8 @@ def tables(results: dict[str, Any]) -> list[Table]:
         style = "dim" if row["oracle"] else None
         cells = [f"{100 * row['targets'][p]['mean']:.1f}" if p in row["targets"] else "-" for p in places]
         each.add_row(escape(row["label"]), *cells, style=style)
-        gap = "" if row["adapter"] == "none" else gain(row)
-        mean.add_row(escape(row["label"]), spread(row), gap, asks_for(row), cost(row), style=style)
+        mean.add_row(escape(row["label"]), spread(row), gain(row), asks_for(row), cost(row), style=style)
     return [each, mean]
-
-
-def spread(scores: dict[str, Any]) -> str:
-    mean, std = scores["mean"], scores["std"]
-    return f"{100 * mean:.1f}" if std is None else f"{100 * mean:.1f} ± {100 * std:.1f}"
-
-
-def gain(scores: dict[str, Any]) -> str:
-    low, mean, high = (100 * scores[key] for key in ("gain_low", "gain", "gain_high"))
-    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def tell(cell: dict[str, Any]) -> None:

@@ -16,9 +16,9 @@ from sourceward.cli.options import (
     Quiet,
     RunPath,
     Views,
+    asked_model,
     bars,
     reader_options,
-    view_names,
     wide_console,
 )
 
@@ -41,13 +41,10 @@ def evaluate(
     """
     from sourceward.data import open_dataset
     from sourceward.model import evaluate as measure
-    from sourceward.model import load
 
-    model = load(run, device)
-    if views is not None:
-        model.ask_views(view_names(views))
+    model = asked_model(run, device, num_steps, views)
     dataset = open_dataset(data, **reader_options(option))
-    result = measure(model, dataset, target=target or (), num_steps=num_steps, progress=bars(quiet))
+    result = measure(model, dataset, target=target or (), progress=bars(quiet))
     if json:
         typer.echo(jsonlib.dumps(result, indent=2))
     else:

@@ -121,7 +121,8 @@ def _summary(info: dict[str, Any], out: str, following: str) -> None:
         told = str(Promise(**info["promise"]))
         console.print(f"Will adaptation help? {told[0].upper()}{told[1:]}.", highlight=False, markup=False)
         if info.get("views_promise"):
-            console.print(f"And other pictures? {views_text(info['views_promise'])}", highlight=False)
+            told = views_text(info["views_promise"])
+            console.print(f"And other pictures? {told}", highlight=False, markup=False)
     elif len(info["data"]["sources"]) < FEWEST_SOURCES:
         few = f"Will adaptation help? {FEWEST_SOURCES} sources or more could tell, and labelled samples:"
         console.print(f"{few} `evaluate`.", highlight=False)

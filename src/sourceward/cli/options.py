@@ -87,6 +87,16 @@ def bars(quiet: bool) -> bool | None:
     return False if quiet else None
 
 
-def view_names(text: str) -> str:
-    """What `--views` says, as `Model.ask_views` takes it."""
-    return "" if text == "none" else text.replace(",", "+")
+def asked_model(run: str, device: str, num_steps: int | None, views: str | None) -> Any:
+    """The model of a folder with what `--num-steps` and `--views` say; 0 steps are no adaptation at all, and
+    have no views but those that are named."""
+    from sourceward.model import load
+
+    model = load(run, device)
+    if views is not None:
+        model.ask_views("" if views == "none" else views.replace(",", "+"))
+    elif num_steps == 0:
+        model.ask_views("")
+    if num_steps is not None:
+        model.settings = model.asked(num_steps)
+    return model

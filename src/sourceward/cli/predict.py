@@ -13,9 +13,9 @@ from sourceward.cli.options import (
     Quiet,
     RunPath,
     Views,
+    asked_model,
     bars,
     reader_options,
-    view_names,
 )
 from sourceward.errors import unknown_name
 
@@ -52,17 +52,10 @@ def predict(
     nonfinite: the walk left the finite numbers; the unadapted answer.
     unreadable: no answer; `reason` says why.
     """
-    from sourceward.model import load
     from sourceward.model.predicting import predict_files
 
     options = table_options(option)
-    model = load(run, device)
-    if views is not None:
-        model.ask_views(view_names(views))
-    if num_steps is not None:
-        model.settings = model.asked(num_steps)
-        if not num_steps and views is None:
-            model.ask_views("")
+    model = asked_model(run, device, num_steps, views)
     column, delimiter = column or options.get(model.kind), options.get("delimiter")
     failures = predict_files(model, inputs, out, column=column, delimiter=delimiter, progress=bars(quiet))
     if json:

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.tuning import LENGTHS, ROWS, Promise, Trial, pretend, settle, settle_views
 from sourceward.fitting.run_folder import RunFolder
 from sourceward.fitting.stage import Job
+from sourceward.fitting.task import Prepared
 from sourceward.fitting.two_stage import FineTuning
 from sourceward.fitting.views import candidate, named, source_moments, trial
 from sourceward.inputs import encode, prepare_samples
@@ -27,10 +28,7 @@ from sourceward.nn.projection import project_features
 from sourceward.parallel import ALONE
 from sourceward.settings import AdaptSettings
 
-if TYPE_CHECKING:
-    from sourceward.fitting.fit import Prepared
-
-Prepare = Callable[[DomainDataset, Backbone, Job], "Prepared"]
+Prepare = Callable[[DomainDataset, Backbone, Job], Prepared]
 
 
 def crossfit(
@@ -94,5 +92,5 @@ def _trial(
     return walk, asked, names
 
 
-def _features(backbone: torch.nn.Module, prepared: "Prepared") -> Tensor:
+def _features(backbone: torch.nn.Module, prepared: Prepared) -> Tensor:
     return encode(backbone, prepared.samples, slice(0, len(prepared.dataset))).cpu()

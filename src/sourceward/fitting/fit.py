@@ -9,15 +9,14 @@ Run the same call again after a kill, and it goes on to the same bits; after the
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import SMALLEST_SIDE
@@ -25,34 +24,20 @@ from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.data.views import MOMENTS
 from sourceward.errors import InputError
 from sourceward.estimator.tuning import FEWEST_SOURCES
-from sourceward.fitting.arrange import Arranged, arrange
+from sourceward.fitting.arrange import arrange
 from sourceward.fitting.crossfit import crossfit
 from sourceward.fitting.joint import Run
 from sourceward.fitting.presets import PRESETS
 from sourceward.fitting.run_folder import RunFolder, open_board, software
 from sourceward.fitting.settings import AUTO, NONE, READY, FitSettings, has_learned, settings_for
 from sourceward.fitting.stage import Job
-from sourceward.fitting.styles import beside, source_styles, styled_copies
+from sourceward.fitting.styles import source_styles
+from sourceward.fitting.task import Prepared, Task, make_task, prepare
 from sourceward.fitting.two_stage import Pretend, finish_two_stage
-from sourceward.functional import spread
-from sourceward.inputs import (
-    Resident,
-    Samples,
-    encode,
-    extract_corrupted,
-    extract_features,
-    prepare_samples,
-    tensor_hash,
-)
+from sourceward.inputs import extract_features, tensor_hash
 from sourceward.model import Model, load
-from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
-from sourceward.nn.projection import Projected, project_features
 from sourceward.parallel import Processes, choose_device, join_processes
-
-LOOK = 4096
-"""Samples of a source that scale, class centres and validation look at while a backbone trains; the class
-centres of the finished model come from all of them."""
 
 
 def fit(
@@ -120,9 +105,9 @@ def fit(
         info = configuration | {"software": software()}
         if body is not None and trains and plan.recipe == "two-stage":
             pretend = _pretend(sources, body, job, place)
-            prepared = _prepare(arrange(sources, plan.validation_fraction), body, job, place)
+            prepared = prepare(arrange(sources, plan.validation_fraction), body, job, place)
             return finish_two_stage(prepared, body, job, info, pretend)
-        return Run(_task(sources, body, freeze, job, place), job).finish(info)
+        return Run(make_task(sources, body, freeze, job, place), job).finish(info)
     except (OSError, SafetensorError) as error:
         raise InputError(f"Could not write the run to '{out}': {error}. Is the disk full?") from error
 
@@ -134,57 +119,6 @@ def keep_features(
     body = _backbone(dataset, backbone, weights, plan, False, 0)
     if body is not None:
         extract_features(dataset, body, choose_device(device))
-
-
-@dataclass
-class Prepared:
-    """Samples on their way to a network, and which rows serve what."""
-
-    dataset: DomainDataset
-    samples: Samples
-    labels: Tensor
-    train: list[slice]
-    val: list[slice]
-
-    def first(self, rows: slice) -> slice:
-        """As many of the rows as are looked at while a backbone trains."""
-        return slice(rows.start, min(rows.stop, rows.start + LOOK))
-
-
-@dataclass
-class Task(Prepared):
-    """What Algorithm 1 trains on what."""
-
-    network: Network
-    still: nn.Module | None
-    """What comes before the network and is not trained; it joins it in the finished model."""
-    look: int | None
-    """Rows of a source to look at during training; all when None."""
-    plain: list[slice]
-    """Of `train`, the samples as they came."""
-
-    @property
-    def bf16(self) -> bool:
-        return self.network.backbone is not None and self.labels.device.type == "cuda"
-
-    def features(self, network: Network, rows: slice, everything: bool = False) -> tuple[Tensor, Tensor]:
-        """Rescaled features and labels."""
-        if not everything and self.look is not None:
-            rows = self.first(rows)
-        return encode(network.features, self.samples, rows), self.labels[rows]
-
-    def fit_centers(self, network: Network, everything: bool = False) -> None:
-        """Class centres of every source under this network."""
-        network.centers.zero_()
-        for source, rows in enumerate(self.train):
-            network.fit_centers(source, *self.features(network, rows, everything))
-        network.fill_centers()
-
-    def fit_scale(self, whiten: bool) -> None:
-        """Centre and scale of the source features, before any training."""
-        self.network.eval()
-        parts = [self.features(self.network, rows) for rows in self.train]
-        self.network.fit_scale(torch.cat([x for x, _ in parts]), spread(parts) if whiten else None)
 
 
 def _sources(dataset: DomainDataset, target: str | Sequence[str], allow_missing: bool) -> DomainDataset:
@@ -259,68 +193,16 @@ def _check_views(backbone: Backbone | None, settings: FitSettings, trains: bool)
         raise InputError("`views=moments` belongs to a backbone that is trained in two stages: leave it out.")
 
 
-def _prepare(arranged: Arranged, backbone: Backbone | None, job: Job, device: torch.device) -> Prepared:
-    dataset, train, val = arranged
-    with job.processes.main_first():
-        samples = prepare_samples(dataset, backbone, device, job.settings.augmentation, job.progress)
-    return Prepared(dataset, samples, torch.from_numpy(dataset.labels).to(device), train, val)
-
-
 def _pretend(sources: DomainDataset, backbone: Backbone, job: Job, device: torch.device) -> Pretend | None:
     """Cross-fitting, where it is asked for and there is something to tune."""
     settings = job.settings
     if not settings.crossfit:
         return None
 
-    def prepare(part: DomainDataset, backbone: Backbone, own: Job) -> Prepared:
-        return _prepare(arrange(part, settings.validation_fraction), backbone, own, device)
+    def arranged(part: DomainDataset, backbone: Backbone, own: Job) -> Prepared:
+        return prepare(arrange(part, settings.validation_fraction), backbone, own, device)
 
-    return partial(crossfit, sources, copy.deepcopy(backbone), job, prepare)
-
-
-def _task(
-    sources: DomainDataset, backbone: Backbone | None, freeze: bool, job: Job, device: torch.device
-) -> Task:
-    trained, still = (None, backbone) if freeze else (backbone, None)
-    shifted = copies = None
-    if still is not None:
-        with job.processes.main_first():
-            shifted = _corrupted(sources, still, job, device)
-            copies = styled_copies(sources, still, job, device)
-            sources = extract_features(sources, still, device, job.progress)
-    dataset, train, val = arrange(sources, job.settings.validation_fraction)
-    plain = train
-    if copies is not None:
-        dataset, train, val = beside(dataset, train, val, copies)
-        plain = [slice(rows.start, rows.start + (rows.stop - rows.start) // 2) for rows in train]
-    before: nn.Module | None = still
-    if trained is None:
-        feature, rows = torch.from_numpy(dataset.items), slice(0, train[-1].stop)
-        before, feature = project_features(still, feature, rows, job.settings.components)
-        dataset = replace(dataset, items=feature.numpy())
-    prepared = _prepare((dataset, train, val), trained, job, device)
-    if shifted is not None:
-        feature = before.project(shifted[0]) if isinstance(before, Projected) else shifted[0]
-        assert isinstance(prepared.samples, Resident)
-        prepared.samples = replace(prepared.samples, shifted=(feature.to(device), shifted[1].to(device)))
-    dim = trained.dim if trained is not None else dataset.items.shape[1]
-    network = Network(len(train), len(dataset.classes), dim, job.settings.head, trained).to(device)
-    if device.type == "cuda" and trained is not None and trained.kind == "image":
-        trained.to(memory_format=torch.channels_last)
-    look = None if trained is None else LOOK
-    return Task(**vars(prepared), network=network, still=before, look=look, plain=plain)
-
-
-def _corrupted(
-    sources: DomainDataset, backbone: Backbone, job: Job, device: torch.device
-) -> tuple[Tensor, Tensor] | None:
-    """Features and labels of corrupted copies, where a lone source practises on those."""
-    if not job.settings.corrupts(sources.kind, len(sources.domain_names)):
-        return None
-    dataset, train, _ = arrange(sources, job.settings.validation_fraction)
-    part = dataset.select(np.arange(train[-1].stop))
-    feature = extract_corrupted(part, backbone, device, job.seed, job.progress)
-    return torch.from_numpy(feature), torch.from_numpy(part.labels).repeat(len(feature) // len(part))
+    return partial(crossfit, sources, copy.deepcopy(backbone), job, arranged)
 
 
 def _configuration(
@@ -352,4 +234,4 @@ def _configuration(
     }
 
 
-__all__ = ["FitSettings", "Task", "fit"]
+__all__ = ["FitSettings", "Prepared", "Task", "fit"]

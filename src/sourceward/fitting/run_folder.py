@@ -20,7 +20,7 @@ import torch
 
 from sourceward.errors import InputError
 from sourceward.model.file import CONFIG
-from sourceward.storage import write_whole
+from sourceward.storage import read_metadata, write_whole
 
 BESIDE = ("numpy", "torchvision", "timm", "transformers")
 """Packages that build backbones and arrays; not all need be here."""
@@ -73,6 +73,11 @@ class RunFolder:
                 f"'{self.path}' holds a run of another configuration: {'; '.join(changed[:3])}{more}. "
                 "Name another folder, or remove this one."
             )
+
+    def streams(self) -> bool | None:
+        """Whether images were decoded on the way when the checkpoint was written; None where there is none. A
+        run that goes on draws its batches as it did, however much memory is free by now."""
+        return read_metadata(self.checkpoint).get("streams")
 
     def record(self, line: dict[str, Any]) -> None:
         with self.metrics.open("a") as stream:

@@ -14,7 +14,7 @@ from sourceward.learner import CHECK_EVERY, Learner
 from sourceward.parallel import Processes
 from sourceward.progress import Advance, progress_bar
 from sourceward.storage import RESTART, load_tensors, save_tensors
-from sourceward.train import Feed
+from sourceward.train import Feed, ResidentFeed
 from sourceward.watch import Speed
 
 LOCAL = ("generator", "replay.")
@@ -103,6 +103,7 @@ class Stage:
         learner, total = self.learner, self.settings.max_iter
         size = max(1, self.settings.batch_size // self.processes.count)
         feed = self.feed(size)
+        self.streams = not isinstance(feed, ResidentFeed)
         sources = self.sources()
         self.speed.start(learner.iteration, size * sources * self.processes.count)
         learner.network.train()
@@ -156,7 +157,7 @@ class Stage:
             state[name] = self.processes.gather(state[name], self.learner.device)
         state |= {f"best.{name}": value for name, value in self.best.items()}
         if self.processes.is_main:
-            meta = {"iteration": self.learner.iteration, "best": self.best_scores}
+            meta = {"iteration": self.learner.iteration, "best": self.best_scores, "streams": self.streams}
             save_tensors(self.folder.checkpoint, state, meta)
 
     def _restore(self) -> None:

@@ -6,7 +6,7 @@ are kept unless the sources' own held-out samples lose by them.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,13 @@ from sourceward.data.views import MOMENTS
 from sourceward.estimator.tuning import Promise, Trial, promise, try_views
 from sourceward.fitting.settings import AUTO, NONE, READY, FitSettings
 from sourceward.fitting.styles import STYLE_ROWS
+from sourceward.fitting.task import Prepared
 from sourceward.inputs import Samples, encode
 from sourceward.model import Model
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.moments import Moments, early_maps, observe_moments
 from sourceward.settings import AdaptSettings
-
-if TYPE_CHECKING:
-    from sourceward.fitting.fit import Prepared
 
 
 def source_moments(backbone: nn.Module, samples: Samples, train: list[slice]) -> Moments | None:
@@ -58,7 +56,7 @@ def trial(name: str, network: Network, samples: Samples, rows: slice, label: Ten
 
 
 def settle_by_validation(
-    model: Model, prepared: "Prepared", settings: FitSettings, known: Tensor
+    model: Model, prepared: Prepared, settings: FitSettings, known: Tensor
 ) -> tuple[str, dict[str, Any] | None]:
     """The views that the finished model asks about, and what its sources' held-out samples say of them.
 

@@ -86,8 +86,8 @@ def dataset_features(model: Model, dataset: DomainDataset, progress: bool | None
 
 @torch.no_grad()
 def asked_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> list[list[Tensor]]:
-    """Rescaled features of every picture of each of the model's views. Those in the sources' styles come from
-    the cache, where the backbone was not trained."""
+    """Rescaled features of every picture of each of the model's views, the very pictures that `predict` asks
+    about. Those in the sources' styles come from the cache, where the backbone was not trained."""
     network, backbone = model.network.eval(), model.backbone
     frozen = model.info.get("training", {}).get("freeze")
     samples = None

@@ -17,6 +17,7 @@ def hub_class() -> Any:
             "The Hub needs huggingface_hub: pip install 'sourceward[train]'. `sw.load` reads local folders "
             "without it."
         ) from None
+    from sourceward.model.file import WEIGHTS
     from sourceward.model.model import Model
 
     class HubModel(ModelHubMixin, library_name="sourceward"):
@@ -37,10 +38,12 @@ def hub_class() -> Any:
             local_files_only: bool = False,
             token: str | bool | None = None,
             device: str = "auto",
+            weights: str = WEIGHTS,
+            module: Any = None,
             **_: Any,
         ) -> "HubModel":
             if Path(model_id).is_dir():
-                return cls(Model.load(model_id, device))
+                return cls(Model.load(model_id, device, weights=weights, module=module))
             folder = snapshot_download(
                 model_id,
                 revision=revision,
@@ -49,6 +52,6 @@ def hub_class() -> Any:
                 local_files_only=local_files_only,
                 token=token,
             )
-            return cls(Model.load(folder, device))
+            return cls(Model.load(folder, device, weights=weights, module=module))
 
     return HubModel

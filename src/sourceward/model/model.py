@@ -155,10 +155,10 @@ class Model:
             sources: the sources that vote; all when None.
             trajectory: keep every point of the walk.
         """
-        if self.views and trajectory:
+        by_pixels = self.kind == "image" and not is_matrix(inputs)
+        if by_pixels and self.views and trajectory:
             raise InputError("A walk is of one image: ask_views('') before asking for its trajectory.")
-        by_pixels = self.kind == "image" and (self.views or self.device.type == "cuda")
-        if by_pixels and not is_matrix(inputs) and not trajectory:
+        if by_pixels and (self.views or self.device.type == "cuda") and not trajectory:
             items = items_of(inputs)
             if len(items):
                 return self._adapt_ahead(items, num_steps, sources)
@@ -173,6 +173,7 @@ class Model:
         """
         answer = partial(self._adapt_images, num_steps=num_steps, sources=sources)
         asked = self.views if num_steps != 0 else ""  # no adaptation at all, then
+        images = images.to(self.device)  # where the styles are
         voices = ask_views(asked, self.network, answer, images, look)
         return mean_answer([answer(images), *map(mean_answer, voices)])
 
@@ -302,7 +303,7 @@ class Model:
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> "Model":
-        """From a folder or from the Hugging Face Hub."""
+        """From a folder or from the Hugging Face Hub; `options` are those of `load` and of the Hub."""
         from sourceward.model.hub import hub_class
 
         return hub_class().from_pretrained(name, **options).model

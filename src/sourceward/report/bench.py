@@ -10,6 +10,7 @@ from sourceward.report import bench_sections as parts
 from sourceward.report.beside import absent, cost
 from sourceward.report.page import Page, Section, Table
 from sourceward.report.subject import NONE, Subject, choose_subject
+from sourceward.report.words import asks_for, short_names
 
 WHERE = {
     "source": "Settings with several candidates were chosen on validation rows of the sources.",
@@ -96,7 +97,8 @@ def failures(results: dict[str, Any]) -> list[str]:
 
 
 def _by_target(subject: Subject) -> str:
-    gains = {place.rsplit("/", 1)[-1]: 100 * t["gain"] for place, t in subject.row["targets"].items()}
+    each = subject.row["targets"]
+    gains = {name: 100 * each[place]["gain"] for place, name in short_names(each).items()}
     if len(gains) > 8:
         better = sum(gain > 0 for gain in gains.values())
         return (
@@ -116,7 +118,7 @@ def _peers(rows: dict[str, Any], subject: Subject) -> list[str]:
     if not others:
         return []
     best = max(others, key=lambda row: row["mean"])
-    asks = parts.asks_for(best)
+    asks = asks_for(best)
     return [
         f"Best of the other methods: {best['label']}, {100 * best['mean']:.1f} %"
         + (f"; it asks for {asks}, where ours asks for nothing." if asks != "-" else ".")

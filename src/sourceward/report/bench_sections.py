@@ -8,23 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from sourceward.report import figures
+from sourceward.report import figures, words
 from sourceward.report.page import Card, Figure, Section, Table
 from sourceward.report.subject import NONE, Subject
 
 MANY_CLASSES = 24
 CARDS = 8
-GLUE = "\u00a0"
-"""Between what stays on one line."""
+spread, gain = partial(words.spread, glue=words.GLUE), partial(words.gain, glue=words.GLUE)
 
 
 def contestants(results: dict[str, Any]) -> Section:
     """Everyone's accuracy and difference to no adaptation."""
     rows = results["table"]
-    cells = [
-        [row["label"], spread(row), "" if row["adapter"] == NONE else gain(row), asks_for(row), cost(row)]
-        for row in rows
-    ]
+    cells = [[row["label"], spread(row), gain(row), words.asks_for(row), words.cost(row)] for row in rows]
     header = ["contestant", "accuracy, %", "difference (95 % interval)", "asks for", "ms a sample"]
     best = max((i for i, row in enumerate(rows) if not row["oracle"]), key=lambda i: rows[i]["mean"])
     text = (
@@ -62,25 +58,26 @@ def targets(subject: Subject) -> Section:
         value = subject.promised(cell)
         if value is not None:
             promises.setdefault(f"{cell['data']}/{cell['target']}", []).append(value)
-    for place, numbers in subject.row["targets"].items():
+    each = subject.row["targets"]
+    names = words.short_names(each)
+    for place, numbers in each.items():
         before = subject.none["targets"][place]
         if subject.partial:  # no adaptation on the same samples
             before = {"mean": numbers["mean"] - numbers["gain"], "std": None}
         seeds = max(sum(f"{c['data']}/{c['target']}" == place for c in subject.cells), 1)
         saved, lost = numbers["saved"] / seeds, numbers["lost"] / seeds
-        row = [_short(place), spread(before), spread(numbers), gain(numbers), f"{saved:.0f}", f"{lost:.0f}"]
+        row = [names[place], spread(before), spread(numbers), gain(numbers), f"{saved:.0f}", f"{lost:.0f}"]
         if promises:
             row.append(f"{100 * np.mean(promises[place]):+.1f}" if place in promises else "-")
         rows.append(row)
     header = ["target", "without, %", "with, %", "difference (95 % interval)", "saved", "lost"]
     header += ["promised"] if promises else []
-    each = subject.row["targets"]
     low, mid, high = (
         np.array([100 * t[k] for t in each.values()]) for k in ("gain_low", "gain", "gain_high")
     )
     draw = partial(
         figures.draw_gains,
-        names=[_short(p) for p in each],
+        names=list(names.values()),
         gains=mid,
         low=low,
         high=high,
@@ -106,13 +103,11 @@ def step_curves(results: dict[str, Any]) -> Section | None:
     charts = []
     for key, label, scale in (("accuracy", "accuracy, %", 100), ("energy_after", "mean energy", 1)):
         lines: dict[str, list[float]] = {}
-        for place in dict.fromkeys(f"{c['data']}/{c['target']}" for c in cells):
+        for place, name in words.short_names(f"{c['data']}/{c['target']}" for c in cells).items():
             own = [c["by_steps"] for c in cells if f"{c['data']}/{c['target']}" == place]
             own = [by for by in own if all(str(k) in by and key in by[str(k)] for k in steps)]
             if own:
-                lines[_short(place)] = [
-                    scale * float(np.mean([by[str(k)][key] for by in own])) for k in steps
-                ]
+                lines[name] = [scale * float(np.mean([by[str(k)][key] for by in own])) for k in steps]
         if len(lines) > len(figures.STYLES):
             lines = {"mean over targets": np.mean(list(lines.values()), axis=0).tolist()}
         if lines:
@@ -162,7 +157,7 @@ def classes(subject: Subject) -> Section | None:
 
 
 def confusion(subject: Subject) -> Section | None:
-    """What is taken for what, without and with, over all targets and seeds of the first data's classes."""
+    """What is taken for what, without and with, over all targets and seeds; of data with the same classes."""
     names = {tuple(value) for value in subject.class_names.values()}
     if subject.partial or len(names) != 1:
         return None
@@ -283,7 +278,7 @@ def trust(subject: Subject) -> Section | None:
         "between "
         f"confidence and accuracy): {100 * error[0]:.1f} points without, {100 * error[1]:.1f} with."
     )
-    header = ["signal", "AUROC", *(f"best {100 * s:.0f}{GLUE}%" for s in shares)]
+    header = ["signal", "AUROC", *(f"best {100 * s:.0f}{words.GLUE}%" for s in shares)]
     draw = partial(
         figures.draw_lines,
         x=[100 * s for s in shares],
@@ -297,28 +292,3 @@ def trust(subject: Subject) -> Section | None:
     )
     table = Table(header, rows, "Mean over targets and seeds; accuracy in %.")
     return Section("Can an answer be trusted?", text, [table], [Figure([chart], caption)])
-
-
-def asks_for(row: dict[str, Any]) -> str:
-    """What an adapter costs a deployment."""
-    words = {"changes_weights": "weights", "keeps_state": "state", "needs_batch": "a batch"}
-    return ", ".join(word for flag, word in words.items() if row.get("traits", {}).get(flag)) or "-"
-
-
-def cost(row: dict[str, Any]) -> str:
-    value = row.get("ms_per_sample")
-    return "-" if value is None else f"{value:.2f}"
-
-
-def spread(numbers: dict[str, Any]) -> str:
-    std = "" if numbers["std"] is None else f"{GLUE}±{GLUE}{100 * numbers['std']:.1f}"
-    return f"{100 * numbers['mean']:.1f}{std}"
-
-
-def gain(numbers: dict[str, Any]) -> str:
-    low, mid, high = (100 * numbers[key] for key in ("gain_low", "gain", "gain_high"))
-    return f"{mid:+.1f} ({low:+.1f}{GLUE}to{GLUE}{high:+.1f})"
-
-
-def _short(place: str) -> str:
-    return place.rsplit("/", 1)[-1]

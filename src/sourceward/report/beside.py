@@ -6,6 +6,7 @@ from typing import Any
 
 from sourceward.bench.costs import PREDICT, training_peak
 from sourceward.bench.quoted import OFFICE_HOME, PACS, PHEME, Quoted, quoted
+from sourceward.report.words import target_of
 
 DATA = {"pacs": PACS, "office_home": OFFICE_HOME, "pheme": PHEME}
 METHODS = ("ERM", "Tent", "T3A", "the paper, no adaptation", "the paper, 20 steps")
@@ -16,7 +17,7 @@ CORRUPTED = "gaussian_noise"
 
 def published(results: dict[str, Any]) -> list[Quoted]:
     """Rows of the paper's tables for the same data; of the same backbone, where the paper has it."""
-    targets = {place.rsplit("/", 1)[-1] for row in results["table"] for place in row["targets"]}
+    targets = {target_of(place) for row in results["table"] for place in row["targets"]}
     data = next((name for name, domains in DATA.items() if targets and targets <= set(domains)), None)
     if CORRUPTED in targets:
         return quoted("corruptions", dataset="cifar10_c")
@@ -41,7 +42,7 @@ def shortfalls(results: dict[str, Any]) -> Iterator[str]:
         ours = rows.get(OWN.get(row.method, ""))
         if ours is None or row.measure != "accuracy %":
             continue
-        theirs = row.mean_over({place.rsplit("/", 1)[-1] for place in ours["targets"]})
+        theirs = row.mean_over({*map(target_of, ours["targets"])})
         if theirs is None:  # a mean over other targets than ours
             continue
         away = 100 * ours["mean"] - theirs

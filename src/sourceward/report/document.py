@@ -9,6 +9,8 @@ from sourceward.errors import InputError
 from sourceward.report.beside import absent, cost, published, shortfalls, trust
 from sourceward.report.finding import finding
 from sourceward.report.results import read_results
+from sourceward.report.subject import NONE, TUNED
+from sourceward.report.words import gain, short_names, spread, target_of
 
 INTRODUCTION = (
     "# Results\n\nWritten by `sourceward report {folder} --markdown`. Every number comes from the file named "
@@ -39,19 +41,18 @@ def document(folder: str | Path) -> str:
 def _bench(results: dict[str, Any]) -> Iterator[str]:
     rows = results["table"]
     places = list(dict.fromkeys(place for row in rows for place in row["targets"]))
-    names = [place.rsplit("/", 1)[-1] for place in places]
-    names = names if len(set(names)) == len(names) else places
+    names = list(short_names(places).values())
     ours = [
         [
             row["label"],
-            *(_spread(row["targets"].get(place)) for place in places),
-            _spread(row),
-            _gain(row),
+            *(spread(row["targets"].get(place)) for place in places),
+            spread(row),
+            gain(row),
             f"{100 * min(target['gain'] for target in row['targets'].values()):+.1f}",
         ]
         for row in rows
     ]
-    theirs = [_theirs(row, names, places) for row in published(results)]
+    theirs = [_theirs(row, places) for row in published(results)]
     if results.get("about"):
         yield results["about"]
     header = ["accuracy, %", *names, "mean", "against no adaptation", "worst target"]
@@ -72,23 +73,23 @@ def _bench(results: dict[str, Any]) -> Iterator[str]:
         yield f"{len(failed)} cells failed; the first: {failed[0]['reason']}"
 
 
-def _theirs(row: Quoted, names: Sequence[str], places: Sequence[str]) -> list[str]:
+def _theirs(row: Quoted, places: Sequence[str]) -> list[str]:
     """A published row; its mean only where it is over the targets of this table."""
-    mean = row.mean_over({place.rsplit("/", 1)[-1] for place in places})
+    targets = [*map(target_of, places)]
+    mean = row.mean_over(set(targets))
     part = "" if mean in (row.mean, None) else ", mean over these targets"
     told = "-" if mean is None else f"{mean if row.measure == 'accuracy %' else 100 - mean:.2f}"
-    each = (f"{row.per_target[name]:.1f}" if name in row.per_target else "-" for name in names)
+    each = (f"{row.per_target[name]:.1f}" if name in row.per_target else "-" for name in targets)
     return [f"*published: {row.method}, {row.backbone or row.dataset}{part}*", *each, told, "", ""]
 
 
 def _promises(results: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
     """Target, promised gain and measured gain of every self-tuned model."""
     for cell in results["cells"]:
-        told = cell.get("promise") or (cell.get("training") or {}).get("promise")
+        told = cell.get("promise")
         answers = cell.get("adapters", {})
-        tuned = next((answers[key] for key in answers if key.endswith("num_steps=auto")), None)
-        if told and tuned and "none" in answers:
-            yield cell["target"], told["gain"], tuned["accuracy"] - answers["none"]["accuracy"]
+        if told and TUNED in answers and NONE in answers:
+            yield cell["target"], told["gain"], answers[TUNED]["accuracy"] - answers[NONE]["accuracy"]
 
 
 def _experiment(results: dict[str, Any]) -> Iterator[str]:
@@ -113,19 +114,6 @@ def _published() -> Iterator[str]:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _spread(numbers: dict[str, Any] | None) -> str:
-    if numbers is None:
-        return "-"
-    std = "" if numbers.get("std") is None else f" ± {100 * numbers['std']:.1f}"
-    return f"{100 * numbers['mean']:.1f}{std}"
-
-
-def _gain(row: dict[str, Any]) -> str:
-    if row["adapter"] == "none":
-        return ""
-    return f"{100 * row['gain']:+.1f} ({100 * row['gain_low']:+.1f} to {100 * row['gain_high']:+.1f})"
 
 
 def _mean(values: Iterator[float]) -> float:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from sourceward.estimator.tuning import LENGTHS
+
 NONE = "none"
-TUNED, USUAL = "ebtsa:num_steps=auto", "ebtsa:num_steps=10"
+TUNED, USUAL = "ebtsa:num_steps=auto", f"ebtsa:num_steps={LENGTHS[0]}"
 """What a user gets who sets nothing, now and where there are too few sources to tune."""
 
 
@@ -35,9 +37,7 @@ class Subject:
         """The gain that the model promised on unseen domains, as a share of 1; it is that of the walk which
         the model chose itself."""
         promise = cell.get("promise") if self.row["adapter"] == TUNED else None
-        if isinstance(promise, dict):
-            promise = promise.get("gain", promise.get("expected_gain"))
-        return float(promise) if isinstance(promise, int | float) else None
+        return float(promise["gain"]) if promise else None
 
     def key(self, cell: dict[str, Any]) -> str:
         """Which contestant the subject is in this cell: a selected one may differ from cell to cell."""

@@ -9,7 +9,7 @@ from sourceward._registry import Registry
 from sourceward.bench.cells import key_of
 from sourceward.bench.checkpoints import Checkpoint, Part
 from sourceward.bench.code import code_version
-from sourceward.bench.protocol import name_of
+from sourceward.bench.protocol import leave_out, name_of
 from sourceward.bench.quoted import OFFICE_HOME, PACS, PHEME, Quoted, quoted
 from sourceward.bench.training import Training, train
 from sourceward.data import DomainDataset, open_dataset
@@ -104,20 +104,6 @@ class Context:
         """Published rows for this data; none where the paper has other data."""
         first = dataset if dataset is not None else next(iter(self.datasets()))[1]
         return quoted(table, dataset=known_as(first)) if known_as(first) else []
-
-
-def leave_out(dataset: DomainDataset, wanted: tuple[str, ...] = ()) -> dict[tuple[str, ...], list[str]]:
-    """Domains that are left out together, and which of them are asked about."""
-    possible = list(dataset.targets or dataset.domain_names)
-    for name in wanted:
-        if name not in dataset.domain_names:
-            raise unknown_name("target", name, possible)
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for target in possible:
-        if not wanted or target in wanted:
-            together = {*dataset.targets, target} if target in dataset.targets else {target}
-            groups.setdefault(tuple(sorted(together)), []).append(target)
-    return groups
 
 
 def known_as(dataset: DomainDataset) -> str:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from sourceward.adapters import EnergyAdaptation
-from sourceward.bench.experiments.base import Asked, Context, Outcome, check_targets, experiment, leave_out
+from sourceward.bench.experiments.base import Asked, Context, Outcome, check_targets, experiment
 from sourceward.bench.experiments.scores import Scores
 from sourceward.bench.experiments.walks import Walk, walk_all
+from sourceward.bench.protocol import leave_out
 from sourceward.errors import InputError
 from sourceward.estimator.tuning import LENGTHS
 from sourceward.functional.trust import learn_trust

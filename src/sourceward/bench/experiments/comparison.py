@@ -4,11 +4,12 @@ from typing import Any
 
 from sourceward.adapters import list_adapters
 from sourceward.bench.experiments.base import Context, Drawing, Outcome, experiment
-from sourceward.bench.experiments.scores import _gain, _quoted, _spread, _target
+from sourceward.bench.experiments.scores import quoted_row
 from sourceward.bench.protocol import Plan, bench
 from sourceward.bench.specs import CONTROLS, parse_specs
 from sourceward.errors import InputError
 from sourceward.report.page import Table
+from sourceward.report.words import asks_for, gain, short_names, spread
 
 
 @experiment("comparison", "Every test-time adapter on the same checkpoints.")
@@ -32,10 +33,10 @@ def comparison(context: Context) -> Outcome:
     cells = [
         [
             row["label"],
-            *(_spread(row["targets"].get(place)) for place in places),
-            _spread(row),
-            "" if row["adapter"] == "none" else _gain(row),
-            _asks(row),
+            *(spread(row["targets"].get(place)) for place in places),
+            spread(row),
+            gain(row),
+            asks_for(row),
         ]
         for row in rows
     ]
@@ -43,9 +44,8 @@ def comparison(context: Context) -> Outcome:
     groups = [len(cells)] if published else []
     if published:
         cells.append(["published, with selection and training of their own"])
-        cells += [[*_quoted(row, places), row.note] for row in published]
-    unique = len({_target(place) for place in places}) == len(places)
-    header = ["accuracy, %", *(_target(p) if unique else p for p in places), "mean", "difference", "asks for"]
+        cells += [[*quoted_row(row, places), row.note] for row in published]
+    header = ["accuracy, %", *short_names(places).values(), "mean", "difference", "asks for"]
     return Outcome(
         [Table(header, cells, results["plus_minus"], groups=groups)],
         [_figure(rows)],
@@ -60,13 +60,6 @@ def _missing(failed: list[dict[str, Any]]) -> list[str]:
     for cell in sorted(failed, key=lambda cell: (cell["adapter"], cell["reason"])):
         reasons.setdefault(cell["reason"], {})[cell["adapter"]] = None
     return [f"{', '.join(adapters)}: {reason}" for reason, adapters in reasons.items()]
-
-
-def _asks(row: dict[str, Any]) -> str:
-    """What an adapter costs a deployment."""
-    traits = row.get("traits", {})
-    words = {"changes_weights": "weights", "keeps_state": "state", "needs_batch": "batch"}
-    return ", ".join(word for flag, word in words.items() if traits.get(flag)) or "-"
 
 
 def _figure(rows: list[dict[str, Any]]) -> Drawing:

@@ -120,7 +120,8 @@ def _encode(context: Context, dataset: DomainDataset) -> DomainDataset:
 def _fit(
     context: Context, clean: DomainDataset, practice: DomainDataset | None, seed: int, name: str
 ) -> EnergyAdapter:
-    """A model of clean features, or what a training left behind the last time."""
+    """A model of clean features, or what a training left behind the last time. Copies of the images that
+    validate are no practice: targets may be made of the same images."""
     known = EnergyAdapter().get_params()
     settings: dict[str, Any] = {k: v for k, v in context.training.settings.items() if k in known}
     estimator = EnergyAdapter(
@@ -132,6 +133,8 @@ def _fit(
             **settings,
         }
     )
+    clean = clean.train_val()[0]
+    practice = None if practice is None else practice.train_val()[0]
     data = [None if part is None else part.fingerprint() for part in (clean, practice)]
     key = key_of({"of": [code_version(False), data, estimator.get_params()]})[:10]
     file = context.out / "runs" / f"{name}-{CLEAN}-{seed}-{key}" / "estimator.safetensors"
@@ -142,8 +145,7 @@ def _fit(
     shifted: dict[str, Any] = {}
     if practice is not None:
         shifted = {"X_shifted": practice.items, "y_shifted": practice.labels}
-    part = clean.select(clean.train_val_indices()[0])
-    estimator.fit(part.items, part.labels, **shifted)
+    estimator.fit(clean.items, clean.labels, **shifted)
     file.parent.mkdir(parents=True, exist_ok=True)
     estimator.save(file)
     return estimator

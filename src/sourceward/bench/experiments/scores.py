@@ -7,8 +7,10 @@ import numpy as np
 
 from sourceward.bench.experiments.base import Drawing
 from sourceward.bench.quoted import Quoted
+from sourceward.bench.summary import over_seeds
 from sourceward.functional.paired import paired_interval
 from sourceward.report.page import Table
+from sourceward.report.words import gain, short_names, spread, target_of
 
 MEANING = "± is the standard deviation over {seeds} seeds. "
 INTERVAL = "Differences carry a 95 % paired bootstrap interval over samples{and_seeds}."
@@ -54,20 +56,19 @@ class Scores:
         """
         numbers, places = self.numbers(against), self.places
         rows = [
-            [row, *(_spread(n["targets"].get(place)) for place in places), _spread(n), _gain(n)]
+            [row, *(spread(n["targets"].get(place)) for place in places), spread(n), gain(n)]
             for row, n in numbers.items()
         ]
         groups = []
         if published:
             groups = [len(rows)]
             rows.append(["published, with selection and training of their own"])
-            rows += [_quoted(row, places) for row in published]
+            rows += [quoted_row(row, places) for row in published]
         seeds = max(len(by_seed) for by_place in self.right.values() for by_seed in by_place.values())
         said = (MEANING.format(seeds=seeds) if seeds > 1 else "") + (
             INTERVAL.format(and_seeds=" and seeds" if seeds > 1 else "") if against else ""
         )
-        unique = len({_target(place) for place in places}) == len(places)
-        header = [first, *(_target(place) if unique else place for place in places), "mean", "difference"]
+        header = [first, *short_names(places).values(), "mean", "difference"]
         return Table(header, rows, f"{caption} {said}".strip(), groups=groups)
 
     def drawing(self, name: str, against: Mapping[str, str]) -> Drawing:
@@ -96,9 +97,9 @@ class Scores:
             seed for seed in next(iter(own.values())) if all(seed in by_seed for by_seed in own.values())
         ]
         means = np.array([np.mean([own[place][seed].mean() for place in own]) for seed in seeds])
-        result: dict[str, Any] = {**spread(means)}
+        result: dict[str, Any] = {**over_seeds(means)}
         result["targets"] = {
-            place: spread(np.array([right.mean() for right in by_seed.values()]))
+            place: over_seeds(np.array([right.mean() for right in by_seed.values()]))
             for place, by_seed in own.items()
         }
         if baseline is not None and baseline in self.right:
@@ -112,35 +113,11 @@ class Scores:
         return result
 
 
-def spread(values: np.ndarray) -> dict[str, Any]:
-    """Mean and standard deviation; None where there is one value."""
-    return {
-        "mean": float(np.mean(values)),
-        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
-    }
-
-
-def _target(place: str) -> str:
-    return place.rsplit("/", 1)[-1]
-
-
-def _spread(numbers: dict[str, Any] | None) -> str:
-    if numbers is None:
-        return "-"
-    std = "" if numbers["std"] is None else f" ± {100 * numbers['std']:.1f}"
-    return f"{100 * numbers['mean']:.1f}{std}"
-
-
-def _gain(numbers: dict[str, Any]) -> str:
-    if "gain" not in numbers:
-        return ""
-    low, gain, high = (100 * numbers[key] for key in ("gain_low", "gain", "gain_high"))
-    return f"{gain:+.1f} ({low:+.1f} to {high:+.1f})"
-
-
-def _quoted(row: Quoted, places: Sequence[str]) -> list[str]:
-    targets = list(dict.fromkeys(map(_target, places)))
-    per_target = [f"{row.per_target[t]:.1f}" if (t := _target(p)) in row.per_target else "-" for p in places]
+def quoted_row(row: Quoted, places: Sequence[str]) -> list[str]:
+    """A published row for a table of these places."""
+    targets = list(dict.fromkeys(map(target_of, places)))
+    known = row.per_target
+    per_target = [f"{known[t]:.1f}" if (t := target_of(place)) in known else "-" for place in places]
     via = (f", in {row.via}" if row.via else "") + (f"; {row.note}" if row.note else "")
     mean = row.mean_over(targets)
     via += "" if mean in (row.mean, None) else "; mean over these targets"

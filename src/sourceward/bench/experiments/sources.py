@@ -9,6 +9,7 @@ from sourceward.bench.experiments.base import Context, Drawing, Outcome, experim
 from sourceward.bench.experiments.scores import Scores
 from sourceward.functional import AGGREGATIONS, oracle_source
 from sourceward.report.page import Table
+from sourceward.report.words import target_of
 
 VOTES = [how for how in AGGREGATIONS if how != "learned"]
 """What has to be learned first is in `choices`."""
@@ -31,7 +32,7 @@ def per_source(context: Context) -> Outcome:
     groups: list[int] = []
     for place in dict.fromkeys(place for place, _ in means):
         groups.append(len(rows))
-        rows.append([f"target {place.rsplit('/', 1)[-1]}"])
+        rows.append([f"target {target_of(place)}"])
         for (where, source), (b, a, e0, e1) in means.items():
             if where == place:
                 rows.append(
@@ -59,7 +60,7 @@ def per_source(context: Context) -> Outcome:
 def _figure(means: dict) -> Drawing:
     from sourceward.report import figures
 
-    names = [f"{place.rsplit('/', 1)[-1]} by {source}" for place, source in means]
+    names = [f"{target_of(place)} by {source}" for place, source in means]
     values = 100 * np.array(list(means.values()))[:, :2]
 
     def draw(figure: Any) -> None:
