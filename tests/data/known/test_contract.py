@@ -85,7 +85,7 @@ def cifar10_c(put):
 def imagenet_c(put):
     from sourceward.data.corruptions import TEST_CORRUPTIONS
 
-    for name in ("val", *(f"noise/{name}/5" for name in TEST_CORRUPTIONS)):
+    for name in ("train", *(f"noise/{name}/5" for name in TEST_CORRUPTIONS)):
         for label in ("n01440764", "n01443537"):
             put(f"root/{name}/{label}/1.png")
 

@@ -58,13 +58,38 @@ def test_arrays_that_do_not_fit(published):
         open_dataset(f"cifar10_c:{folder}")
 
 
-def test_imagenet_from_clean_images(put, tmp_path):
+def put_clean(put, part, count):
     for label in ("n1", "n2"):
-        put(f"in/val/{label}/1.png")
+        for number in range(count):
+            put(f"in/{part}/{label}/{part}{number}.png")
+
+
+def test_imagenet_from_clean_images(put, tmp_path):
+    """What the targets are made of does not train."""
+    put_clean(put, "val", 10)
     data = open_dataset(f"imagenet_c:{tmp_path / 'in'}", corruptions=["contrast", "shot_noise"], size=32)
     assert data.domain_names == ("clean", "contrast", "shot_noise")
-    assert data.counts().tolist() == [[1, 1]] * 3
-    assert len({image.numpy().tobytes() for image in load_images(data, 32)}) == 6
+    assert data.counts().tolist() == [[10, 10], [1, 1], [1, 1]]
+    assert len({image.numpy().tobytes() for image in load_images(data, 32)}) == 24
+    trained = {data.ids[row].split("/", 1)[1] for row in data.train_val_indices()[0]}
+    targets = {data.ids[row].split("/", 1)[1] for row in np.flatnonzero(data.domains > 0)}
+    assert not trained & targets
+
+
+def test_imagenet_trains_on_train_and_asks_about_val(put, tmp_path):
+    put_clean(put, "train", 10)
+    put_clean(put, "val", 2)
+    data = open_dataset(f"imagenet_c:{tmp_path / 'in'}", corruptions=["contrast"], size=32)
+    assert data.counts().tolist() == [[10, 10], [2, 2]]
+    assert all(("train" if domain == 0 else "val") in name for domain, name in zip(data.domains, data.ids))
+
+
+def test_published_imagenet_c_never_trains_on_its_own_clean_images(put, tmp_path):
+    put_clean(put, "val", 2)
+    put("in/noise/contrast/5/n1/1.png")
+    put("in/noise/contrast/5/n2/1.png")
+    data = open_dataset(f"imagenet_c:{tmp_path / 'in'}", corruptions=["contrast"])
+    assert data.domain_names == ("contrast",)
 
 
 def test_the_split_is_ours_and_doctor_says_so(tmp_path):

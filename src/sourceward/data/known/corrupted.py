@@ -128,9 +128,10 @@ def _join(
     about="ImageNet validation images under 15 corruptions (and 4 extra) of 5 severities, 1,000 classes "
     "(Hendrycks and Dietterich 2019).",
     where="Zenodo, https://zenodo.org/records/2235448 ; the clean images from https://www.image-net.org",
-    layout="<root>/[<group>/]<corruption>/<severity>/<wnid>/<image>; clean images in <root>/<part>/<wnid>/, "
-    "with <part> one of train, val and clean, or in the folders <wnid>/ of `clean`. "
-    "Without <corruption> folders the corruptions are made while reading.",
+    layout="<root>/[<group>/]<corruption>/<severity>/<wnid>/<image>; clean training images in train/<wnid>/, "
+    "clean/<wnid>/ or the folders <wnid>/ of `clean`, never those of val/: the published images are made of "
+    "them. Without <corruption> folders the corruptions are made while reading: of val/ where there is a "
+    "train/, else of a tenth of the clean images, which then do not train.",
 )
 def read_imagenet_c(
     path: str | Path,
@@ -144,14 +145,25 @@ def read_imagenet_c(
     names = choose_corruptions(corruptions, severity)
     tree = read_tree(path)
     published = [row for name in names for row in _published_rows(tree, name, severity)]
-    rows = _clean_rows(tree if clean is None else read_tree(clean)) + published
+    whole = tree if clean is None else read_tree(clean)
+    parts = ("train", CLEAN, None) if published else ("train", "val", CLEAN, None)  # the published are of val
+    rows = next((found for part in parts if (found := _rows_under(whole, part))), []) + published
     if not rows:
         raise InputError(
             f"'{path}' holds neither <corruption>/<severity>/<wnid>/<image> nor clean images in train/, val/ "
             "or clean/. Pass the clean images with clean=FOLDER."
         )
+    dataset = _files(rows, names, str(path))
+    if published:
+        return dataset
+    held_out = _rows_under(whole, "val") if _rows_under(whole, "train") else []
+    test = _files(held_out, names, str(path)) if held_out else None
+    return corrupted_domains(dataset, names, severity, test=test, size=size, seed=seed)
+
+
+def _files(rows: list[Row], names: Sequence[str], name: str) -> DomainDataset:
     domains = {row[0] for row in rows}
-    dataset = build(
+    return build(
         "image",
         tuple(file for *_, file in rows),
         [label for _, label, _, _ in rows],
@@ -159,11 +171,8 @@ def read_imagenet_c(
         [sample for _, _, sample, _ in rows],
         domain_names=[name for name in (CLEAN, *names) if name in domains],
         targets=[name for name in names if name in domains],
-        name=str(path),
+        name=name,
     )
-    if published:
-        return dataset
-    return corrupted_domains(dataset, names, severity, test=dataset, size=size, seed=seed)
 
 
 def _published_rows(tree: Tree, corruption: str, severity: int) -> list[Row]:
@@ -175,14 +184,11 @@ def _published_rows(tree: Tree, corruption: str, severity: int) -> list[Row]:
     return rows
 
 
-def _clean_rows(tree: Tree) -> list[Row]:
-    for folder in ("train", "val", CLEAN, None):
-        files = (tree if folder is None else tree.under(folder)).files
-        rows = [
-            (CLEAN, path.split("/")[0], f"{CLEAN}/{path}", file)
-            for path, file in files.items()
-            if path.count("/") == 1 and is_image(path)
-        ]
-        if rows:
-            return rows
-    return []
+def _rows_under(tree: Tree, folder: str | None) -> list[Row]:
+    """Images <wnid>/<image> of a folder."""
+    files = (tree if folder is None else tree.under(folder)).files
+    return [
+        (CLEAN, path.split("/")[0], f"{CLEAN}/{path}", file)
+        for path, file in files.items()
+        if path.count("/") == 1 and is_image(path)
+    ]
