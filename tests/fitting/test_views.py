@@ -58,8 +58,8 @@ def test_moments_are_those_of_the_sources_training_images(tmp_path):
 def test_held_out_samples_may_speak_against_views(tmp_path, monkeypatch):
     asked = scripted(monkeypatch, [0.01, -0.01, -0.3, -0.3])
     model = fit_views(tmp_path / "on", "ready")
-    assert [(name, voices) for name, voices, _ in asked] == [("a", [1, 1, 2]), ("b", [1, 1, 2])]
-    assert model.views == sw.load(tmp_path / "on", "cpu").views == "flip+moments"
+    assert [(name, voices) for name, voices, _ in asked] == [("a", [1, 1, 1, 2]), ("b", [1, 1, 1, 2])]
+    assert model.views == sw.load(tmp_path / "on", "cpu").views == "flip+zoom+moments"
     assert model.info["views_promise"]["seen"]
     assert "with the moments of every source" in (tmp_path / "on" / "README.md").read_text()
     model = fit_views(tmp_path / "off", "ready")
@@ -67,9 +67,9 @@ def test_held_out_samples_may_speak_against_views(tmp_path, monkeypatch):
     assert "not worth it" in (tmp_path / "off" / "README.md").read_text()
 
 
-def test_without_flips_in_training_none_are_asked_about(tmp_path):
-    model = fit_views(tmp_path / "run", "ready", **{"augmentation.flip": 0})
-    assert model.info["views_promise"]["views"] == "moments"
+def test_what_training_did_not_do_is_not_asked_about(tmp_path):
+    off = {"augmentation.flip": 0, "augmentation.scale": [1, 1]}
+    assert fit_views(tmp_path / "run", "ready", **off).info["views_promise"]["views"] == "moments"
 
 
 def test_views_that_are_named_are_asked_about(tmp_path):
@@ -92,8 +92,8 @@ def test_pretend_targets_decide_where_there_are_any(tmp_path, monkeypatch):
     options = OPTIONS | {"settings": settings, "target": "d", "allow_missing": True}
     model = fit(four_domains(), out=tmp_path / "on", **options)
     assert [name for name, _, _ in asked] == ["a", "b", "c"]
-    assert all(voices == [1, 1, 2] for _, voices, _ in asked)  # of two sources each
-    assert model.views == "flip+moments"
+    assert all(voices == [1, 1, 1, 2] for _, voices, _ in asked)  # of two sources each
+    assert model.views == "flip+zoom+moments"
     assert model.info["views_promise"]["gain"] == pytest.approx(0.015)
     assert not model.info["views_promise"]["seen"]
     assert fit(four_domains(), out=tmp_path / "off", **options).views == ""

@@ -8,6 +8,7 @@ follows test-time Fourier style calibration (Zhao et al., IJCAI 2022), which doe
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sourceward.data.augment import gray, normalise, pencil, toward_amplitude
@@ -17,8 +18,25 @@ from sourceward.errors import InputError, unknown_name
 View = Callable[[Tensor], list[Tensor]]
 """From pixels in [0, 1], (batch, 3, height, width), to one or several pictures of each."""
 
+ZOOM = 0.85
+"""Share of each side that a closer look keeps."""
+
+
+def zoom(images: Tensor) -> Tensor:
+    """The middle of the images, as large as they are.
+
+    >>> zoom(torch.arange(8.0).expand(1, 3, 8, 8) / 8)[0, 0, 0, [0, -1]]
+    tensor([0.1250, 0.7500])
+    """
+    size = images.shape[-2:]
+    (top, tall), (left, wide) = (((side - int(ZOOM * side)) // 2, int(ZOOM * side)) for side in size)
+    middle = images[..., top : top + tall, left : left + wide]
+    return F.interpolate(middle, size=tuple(size), mode="bilinear", antialias=True).clamp_(0, 1)
+
+
 VIEWS: dict[str, View] = {
     "flip": lambda images: [images.flip(-1)],
+    "zoom": lambda images: [zoom(images)],
     "gray": lambda images: [gray(images).expand_as(images)],
     "pencil": lambda images: [pencil(images, torch.full_like(images[:, 0, 0, 0], 2.0))],
 }

@@ -103,8 +103,9 @@ class FitSettings:
             the style of another source, see `data.views`.
         views: looks at an image to ask about at test time beside it, joined by + (see `data.views`); `none`;
             `auto`: those by which pretend targets gain that the backbone was not trained on, `style` where
-            it is not trained, with `crossfit` those of `ready`; `ready`: `moments`, and `flip` where training
-            flips, unless pretend targets of `crossfit`, or else the sources' held-out samples, lose by them.
+            it is not trained, with `crossfit` those of `ready`; `ready`: `moments`, and `flip` and `zoom`
+            where training flips and crops, unless pretend targets of `crossfit` gain too little by them or,
+            without it, the sources' held-out samples lose.
         crossfit: fine-tune the backbone once more without each source, so that what is promised of adaptation
             was measured on domains that it had not seen.
         augmentation: of training images.

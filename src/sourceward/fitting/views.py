@@ -44,8 +44,10 @@ def candidate(settings: FitSettings, network: Network) -> str:
         names = "" if settings.views == NONE else settings.views
         check_views(names, network)
         return names
-    flips = ["flip"] if settings.augmentation.flip else []
-    return "+".join([*flips, MOMENTS]) if network.moments is not None else ""
+    if network.moments is None:
+        return ""
+    trained = {"flip": settings.augmentation.flip > 0, "zoom": settings.augmentation.scale[0] < 1}
+    return "+".join([*(name for name, ready in trained.items() if ready), MOMENTS])
 
 
 @torch.no_grad()

@@ -58,6 +58,7 @@ def _promise(told: dict[str, Any] | None) -> str:
 
 VIEW_TEXT = {
     "flip": "mirrored",
+    "zoom": "from closer by",
     "gray": "in gray",
     "pencil": "redrawn in pencil",
     "style": "in the style of every source",
@@ -67,7 +68,8 @@ VIEW_TEXT = {
 
 def how_text(views: str) -> str:
     """Views in words."""
-    return " and ".join(VIEW_TEXT[name] for name in views.split("+"))
+    *most, last = (VIEW_TEXT[name] for name in views.split("+"))
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def views_text(told: dict[str, Any]) -> str:
