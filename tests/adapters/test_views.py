@@ -9,10 +9,16 @@ from sourceward.adapters import Unsuitable
 from sourceward.adapters.memo import image_preprocessing
 from sourceward.data.augment import normalise
 from sourceward.data.augmix import pixels
-from sourceward.data.views import VIEWS, mean_amplitude
+from sourceward.data.views import VIEWS, as_bytes, look, look_normalised, mean_amplitude
 from sourceward.errors import InputError
 from sourceward.nn.moments import Moments
-from tests.adapters.test_adapters import make_generator, make_image_network, make_images
+from tests.adapters.test_adapters import make_generator, make_image_network
+
+
+def make_images(rows):
+    """Bytes, as `make_image_network` takes them."""
+    half = (0.5, 0.5, 0.5)
+    return normalise(byte_images(rows), half, half)
 
 
 def plain(network, images):
@@ -47,7 +53,7 @@ def test_a_view_of_styles_is_one_voice():
     for style in network.styles:
         spectrum = torch.fft.rfft2(pixels(images, looks.mean, looks.std))
         half = torch.polar((spectrum.abs() + style) / 2, spectrum.angle())
-        there = torch.fft.irfft2(half, s=images.shape[-2:]).clamp(0, 1)
+        there = as_bytes(torch.fft.irfft2(half, s=images.shape[-2:]).clamp(0, 1))
         sources.append(plain(network, normalise(there, looks.mean, looks.std)).probabilities)
     expected = (plain(network, images).probabilities + np.mean(sources, axis=0)) / 2
     np.testing.assert_allclose(found, expected, atol=1e-4)
@@ -69,6 +75,17 @@ def test_a_view_of_moments_is_one_voice():
 
 def byte_images(rows):
     return torch.randint(256, (rows, 3, 16, 16), dtype=torch.uint8, generator=make_generator(8))
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_normalised_images_are_looked_at_as_bytes(name):
+    images, mean, std = byte_images(3), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+    for one, other in zip(
+        look(images, VIEWS[name]),
+        look_normalised(normalise(images, mean, std), VIEWS[name], mean, std),
+        strict=True,
+    ):
+        assert torch.equal(normalise(one, mean, std), other)
 
 
 @pytest.mark.parametrize("name", VIEWS)

@@ -10,6 +10,7 @@ from sourceward.bench import code
 from sourceward.bench.jobs import Job
 from sourceward.bench.specs import Spec
 from sourceward.bench.training import Training
+from sourceward.parallel import choose_device
 
 
 @pytest.fixture
@@ -83,3 +84,13 @@ def test_a_change_makes_other_cells_of_what_depends_on_it(file, kinds, adapters,
 def test_every_adapter_has_a_version():
     for name in ADAPTERS:
         assert code.adapter_version(name)
+
+
+def test_weights_count_by_what_is_in_the_file_and_the_device_by_which_it_is(tmp_path):
+    files = [tmp_path / name for name in ("a.safetensors", "b.safetensors", "c.safetensors")]
+    for file, content in zip(files, (b"one", b"one", b"other")):
+        file.write_bytes(content)
+    one, same, other = (Training(weights=str(file)).identity() for file in files)
+    assert one == same != other
+    auto = choose_device("auto").type
+    assert Training(device=auto).identity() == Training(device="auto").identity()

@@ -36,7 +36,7 @@ def test_self_tuned_is_the_model_itself(tmp_path, monkeypatch, worth):
         assert checkpoint.passes(spec, part) == (4 if worth else 1)
     assert checkpoint.passes(Spec(OURS, (("num_steps", 5),)), part) == 1
     promised = checkpoint.info["promise"]
-    assert ("style" in promised) == (worth > 0)
+    assert ("views" in promised) == (worth > 0)
     if worth:
         assert np.abs(tuned - plain).max() > 1e-3
         assert promised["gain"] == pytest.approx(model.info["promise"]["gain"] + worth)

@@ -57,3 +57,16 @@ def test_a_killed_cross_fit_goes_on_to_the_same_promise(tmp_path, monkeypatch):
             fit(four_domains(), out=tmp_path / "run", target="d", **options)
     again = fit(four_domains(), out=tmp_path / "run", target="d", **options)
     assert again.info["promise"] == whole.info["promise"]
+
+
+def test_a_run_that_was_killed_while_tidying_is_tidied(tmp_path):
+    options = {"backbone": "tiny:conv", "weights": None, "allow_missing": True, "progress": False}
+    options |= {"settings": TINY | FINETUNE, "target": "d"}
+    fit(four_domains(), out=tmp_path / "run", **options)
+    (tmp_path / "run" / "crossfit" / "0").mkdir(parents=True)
+    for name in ("finetuned.safetensors", "heads.safetensors"):
+        (tmp_path / "run" / name).write_bytes(b"left")
+    before = sorted(p.name for p in (tmp_path / "run").iterdir())
+    fit(four_domains(), out=tmp_path / "run", **options)
+    left = {"crossfit", "finetuned.safetensors", "heads.safetensors"}
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [n for n in before if n not in left]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -12,8 +11,7 @@ from torch import Tensor
 from sourceward.adapters.base import ADAPTERS, Unsuitable
 from sourceward.adapters.memo import image_preprocessing
 from sourceward.adapters.peer import Peer, Response, encoder, unadapted
-from sourceward.data.views import MOMENTS, STYLE, VIEWS, View, look, look_normalised, styled, view_names
-from sourceward.inputs import Samples, encode
+from sourceward.data.views import MOMENTS, STYLE, VIEWS, View, look_normalised, styled, view_names
 from sourceward.nn import Network
 
 T = TypeVar("T")
@@ -89,36 +87,6 @@ def ask_views(
         else:
             view = VIEWS[name] if name != STYLE else styled(network.styles)  # type: ignore[arg-type]
             yield [ask(picture) for picture in look(images, view)]
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Images before they are normalised, to look at."""
-
-    samples: Samples
-
-    def batches(self, rows: slice) -> Iterator[Tensor]:
-        return self.samples.kept(rows)
-
-
-def view_features(names: str, network: Network, samples: Samples, rows: slice) -> list[list[Tensor]]:
-    """Rescaled features of every picture of each view."""
-    sizes: list[int] = []
-
-    def features(images: Tensor) -> Tensor:
-        prepared: Any = samples.plain(images)
-        return network.features(prepared)
-
-    def pictures(images: Tensor) -> Tensor:
-        found = list(ask_views(names, network, features, images, look))
-        sizes[:] = map(len, found)
-        return torch.stack([feature for view in found for feature in view], 1)
-
-    if not names:
-        return []
-    together = encode(pictures, Kept(samples), rows).unbind(1)
-    ends = list(accumulate(sizes))
-    return [list(together[end - size : end]) for end, size in zip(ends, sizes)]
 
 
 def _toward(network: Network, source: int, ask: Callable[[Tensor], T], images: Tensor) -> T:

@@ -24,7 +24,9 @@ ROOMS = (
     "nn/heads.py",
     "nn/latent.py",
     "nn/leap.py",
+    "nn/moments.py",
     "nn/network.py",
+    "nn/projection.py",
     "nn/replay.py",
     "_maybe.py",
     "negatives.py",
@@ -54,7 +56,6 @@ ROOMS = (
 
 RAW_ROOMS = (
     "nn/backbones",
-    "nn/projection.py",
     "data/augment.py",
     "data/augmix.py",
     "data/corrupting.py",
@@ -77,12 +78,12 @@ RAW_ROOMS = (
     "fitting/styles.py",
     "fitting/views.py",
     "adapters/views.py",
-    "nn/moments.py",
     "fitting/task.py",
     "inputs.py",
     "model/items.py",
     "model/model.py",
     "model/evaluation.py",
+    "model/views.py",
 )
 """Code that it depends on beside that where the data is images or texts."""
 

@@ -1,8 +1,10 @@
 """How checkpoints are made: by `EnergyAdapter` from features, by `fit` from images and texts."""
 
+import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +56,10 @@ class Training:
     tune: bool = False
 
     def identity(self) -> dict[str, Any]:
-        """What the trained weights depend on."""
-        return {name: value for name, value in asdict(self).items() if name != "tune"}
+        """What the trained weights depend on: the content of a file of weights, not its name; the device that
+        is used, not how it was asked for."""
+        own = {name: value for name, value in asdict(self).items() if name != "tune"}
+        return own | {"weights": _content(self.weights), "device": choose_device(self.device).type}
 
     def check(self, kind: str) -> None:
         """Refuse what makes no sense before the work."""
@@ -94,6 +98,15 @@ class Training:
     @property
     def _spec(self) -> str | None:
         return self.backbone or (PRESETS[self.preset].backbone if self.preset else None)
+
+
+@cache
+def _content(weights: str | None) -> str | None:
+    """The hash of a file of weights; what is no file, as it was given."""
+    if weights is None or not Path(weights).is_file():
+        return weights
+    with Path(weights).open("rb") as stream:
+        return f"a file of hash {hashlib.file_digest(stream, 'blake2b').hexdigest()[:16]}"
 
 
 def train(

@@ -102,6 +102,6 @@ def as_bytes(images: Tensor) -> Tensor:
 def look_normalised(
     images: Tensor, view: View, mean: Sequence[float], std: Sequence[float]
 ) -> Iterator[Tensor]:
-    """A view of images that are normalised, normalised too."""
-    for picture in view(pixels(images, mean, std)):
+    """A view of images that are normalised, normalised too; the same pictures as those of their bytes."""
+    for picture in look(as_bytes(pixels(images, mean, std)), view):
         yield normalise(picture, mean, std)

@@ -17,7 +17,7 @@ from torch import Tensor
 from sourceward.data import DomainDataset
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.tuning import LENGTHS, ROWS, Promise, Trial, pretend, settle, settle_views
-from sourceward.fitting.run_folder import RunFolder
+from sourceward.fitting.run_folder import CROSSFIT, RunFolder
 from sourceward.fitting.stage import Job
 from sourceward.fitting.task import Prepared
 from sourceward.fitting.two_stage import FineTuning
@@ -64,7 +64,7 @@ def _trial(
 ) -> tuple[Trial, Trial | None, str]:
     """Of the walk, and of the views with their names, where there are any."""
     number = str(sources.domain_names.index(name))  # a name may be no name of a folder
-    folder = RunFolder(job.folder.path / "crossfit" / number, job.folder.configuration)
+    folder = RunFolder(job.folder.path / CROSSFIT / number, job.folder.configuration)
     own = replace(job, folder=folder, board=None, processes=ALONE)  # stage 2 is the main process's
     backbone = copy.deepcopy(start)
     prepared = prepare(sources.without([name]), backbone, own)

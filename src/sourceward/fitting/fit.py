@@ -97,6 +97,8 @@ def fit(
     folder = RunFolder(Path(out), configuration)
     try:
         if folder.open():
+            with processes.main_first():
+                folder.tidy()
             return load(out, place)
         board = open_board(folder.path) if tensorboard and processes.is_main else None
         with processes.main_first():

@@ -79,7 +79,7 @@ class Run(Stage):
                 extra |= {} if network.styles is None else {"styles": network.styles}
                 save_tensors(self.folder.path / LAST, last | extra, {"iteration": learner.iteration})
             model.save(self.folder.path)
-            self.folder.checkpoint.unlink(missing_ok=True)
+            self.folder.tidy()
         self.processes.wait()
         return model
 

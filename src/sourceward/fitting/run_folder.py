@@ -11,6 +11,7 @@ RUN/last.safetensors         the weights of the last iteration, where another wa
 
 import json
 import platform
+import shutil
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,7 @@ BESIDE = ("numpy", "torchvision", "timm", "transformers")
 """Packages that build backbones and arrays; not all need be here."""
 CHECKPOINT, LAST = "checkpoint.safetensors", "last.safetensors"
 FINETUNED, HEADS = "finetuned.safetensors", "heads.safetensors"
+CROSSFIT = "crossfit"
 
 
 class RunFolder:
@@ -56,6 +58,12 @@ class RunFolder:
         ):  # before that there is nothing to lose
             self._compare(file)
         return finished
+
+    def tidy(self) -> None:
+        """Remove what a finished run no longer needs."""
+        shutil.rmtree(self.path / CROSSFIT, ignore_errors=True)
+        for file in (self.checkpoint, self.finetuned, self.heads):
+            file.unlink(missing_ok=True)
 
     def start(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ The energies practise on the very features that the finished model has: those of
 without augmentation. Stage 2 is an `EnergyAdapter` and runs on the main process.
 """
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -133,9 +132,7 @@ def finish_two_stage(
     if processes.is_main:
         model = fit_heads(prepared, classifier.backbone, job, info, told, pretend)
         model.save(folder.path)
-        shutil.rmtree(folder.path / "crossfit", ignore_errors=True)
-        for file in (folder.finetuned, folder.heads):
-            file.unlink(missing_ok=True)
+        folder.tidy()
     processes.wait()
     return model if processes.is_main else load(folder.path, prepared.labels.device)
 

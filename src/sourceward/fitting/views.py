@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sourceward.adapters.views import check_views, view_features
+from sourceward.adapters.views import check_views
 from sourceward.data.views import MOMENTS
 from sourceward.estimator.tuning import Promise, Trial, promise, try_views
 from sourceward.fitting.settings import AUTO, NONE, READY, FitSettings
@@ -19,6 +19,7 @@ from sourceward.fitting.styles import STYLE_ROWS
 from sourceward.fitting.task import Prepared
 from sourceward.inputs import Samples, encode
 from sourceward.model import Model
+from sourceward.model.views import view_features
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.moments import Moments, early_maps, observe_moments

@@ -16,7 +16,8 @@ CORRUPTED = "gaussian_noise"
 
 
 def published(results: dict[str, Any]) -> list[Quoted]:
-    """Rows of the paper's tables for the same data; of the same backbone, where the paper has it."""
+    """Rows of the paper's tables for the same data; of the same backbone, where the paper has it. Beside any
+    corrupted data stand those of CIFAR-10-C, which say so."""
     targets = {target_of(place) for row in results["table"] for place in row["targets"]}
     data = next((name for name, domains in DATA.items() if targets and targets <= set(domains)), None)
     if CORRUPTED in targets:
