@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from sourceward.data import DomainDataset
 from sourceward.data.dataset import build
 from sourceward.fitting import fit
-from sourceward.inputs import tensor_hash
 from sourceward.model import Model
+from sourceward.storage import tensor_hash
 from sourceward.train import Trainer
 
 TINY = {

@@ -99,3 +99,12 @@ def open_folder(path: str | Path) -> Path:
             f"Expected `--out` to be a folder that can be written, but got '{path}': {error.strerror}."
         ) from None
     return path
+
+
+def tensor_hash(tensors: dict[str, Tensor]) -> str:
+    """Of names and values."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

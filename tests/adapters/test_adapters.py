@@ -16,12 +16,12 @@ from sourceward.adapters import (
     measure_cost,
 )
 from sourceward.adapters.peer import Peer
-from sourceward.inputs import tensor_hash
 from sourceward.nn import HEADS, Network
 from sourceward.nn.backbones import create_backbone
 from sourceward.nn.backbones.backbone import ROTATION
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings
+from sourceward.storage import tensor_hash
 from tests.helpers import make_generator
 
 SOURCES, CLASSES, DIM = 3, 4, 6

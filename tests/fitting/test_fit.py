@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 
 from sourceward.data import open_dataset
 from sourceward.errors import InputError, TrainingError
+from sourceward.features import extract_features
 from sourceward.fitting.finetune import FineTuner
 from sourceward.fitting.fit import arrange, fit
 from sourceward.fitting.joint import Run
-from sourceward.inputs import extract_features, tensor_hash
 from sourceward.model import load
+from sourceward.storage import tensor_hash
 from sourceward.train import Trainer
 from tests.tiny_runs import (
     EACH,

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from sourceward.features import corrupted_features
 from sourceward.fitting.fit import arrange
-from sourceward.inputs import Resident, corrupted_features, tensor_hash
+from sourceward.inputs import Resident
+from sourceward.storage import tensor_hash
 from sourceward.train import ResidentFeed
 from tests.tiny_runs import (
     fit_tiny,

@@ -11,10 +11,10 @@ from sourceward.data.augment import toward_amplitude
 from sourceward.data.views import SHARE
 from sourceward.errors import InputError
 from sourceward.estimator.tuning import CAP, Trial, pretend_view
+from sourceward.features import extract_styled
 from sourceward.fitting import fit
 from sourceward.fitting.arrange import arrange
 from sourceward.fitting.styles import beside
-from sourceward.inputs import extract_styled
 from sourceward.nn.backbones import create_backbone
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sourceward.fitting.finetune import FineTuner
-from sourceward.inputs import tensor_hash
+from sourceward.storage import tensor_hash
 from sourceward.train import Trainer
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
 

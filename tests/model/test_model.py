@@ -9,8 +9,8 @@ from PIL import Image
 import sourceward as sw
 from sourceward.adapters import STATUS_TEXT
 from sourceward.errors import InputError
-from sourceward.inputs import tensor_hash
 from sourceward.model import Model, evaluate
+from sourceward.storage import tensor_hash
 from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_images, tiny_texts
 
 

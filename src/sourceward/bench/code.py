@@ -80,6 +80,7 @@ RAW_ROOMS = (
     "adapters/views.py",
     "fitting/task.py",
     "inputs.py",
+    "features.py",
     "model/items.py",
     "model/model.py",
     "model/evaluation.py",

@@ -24,6 +24,7 @@ from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.data.views import MOMENTS
 from sourceward.errors import InputError
 from sourceward.estimator.tuning import FEWEST_SOURCES
+from sourceward.features import extract_features
 from sourceward.fitting.arrange import arrange
 from sourceward.fitting.crossfit import crossfit
 from sourceward.fitting.joint import Run
@@ -34,10 +35,10 @@ from sourceward.fitting.stage import Job
 from sourceward.fitting.styles import source_styles
 from sourceward.fitting.task import Prepared, Task, make_task, prepare
 from sourceward.fitting.two_stage import Pretend, finish_two_stage
-from sourceward.inputs import extract_features, tensor_hash
 from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
 from sourceward.parallel import Processes, choose_device, join_processes
+from sourceward.storage import tensor_hash
 
 
 def fit(

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from sourceward.data import DomainDataset
 from sourceward.data.views import mean_amplitude
+from sourceward.features import extract_styled
 from sourceward.fitting.arrange import Arranged, arrange
 from sourceward.fitting.settings import FitSettings
 from sourceward.fitting.stage import Job
-from sourceward.inputs import extract_styled, prepare_samples
+from sourceward.inputs import prepare_samples
 from sourceward.nn.backbones import Backbone
 
 STYLE_ROWS = 400

@@ -7,18 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.data import DomainDataset
+from sourceward.features import extract_corrupted, extract_features
 from sourceward.fitting.arrange import Arranged, arrange
 from sourceward.fitting.stage import Job
 from sourceward.fitting.styles import beside, styled_copies
 from sourceward.functional import spread
-from sourceward.inputs import (
-    Resident,
-    Samples,
-    encode,
-    extract_corrupted,
-    extract_features,
-    prepare_samples,
-)
+from sourceward.inputs import Resident, Samples, encode, prepare_samples
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.projection import Projected, project_features

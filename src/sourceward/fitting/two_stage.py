@@ -16,6 +16,7 @@ from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.errors import InputError, TrainingError
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.tuning import LENGTHS, Promise
+from sourceward.features import corrupted_features
 from sourceward.fitting.cost import Meter
 from sourceward.fitting.finetune import Classifier, FineTuner
 from sourceward.fitting.joint import validate
@@ -23,7 +24,7 @@ from sourceward.fitting.run_folder import LAST
 from sourceward.fitting.settings import AUTO, READY
 from sourceward.fitting.stage import Job, Stage
 from sourceward.fitting.views import settle_by_validation, source_moments
-from sourceward.inputs import corrupted_features, encode
+from sourceward.inputs import encode
 from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.projection import Projected, project_features

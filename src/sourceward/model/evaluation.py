@@ -15,8 +15,9 @@ from sourceward.adapters.base import mean_answer
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.views import STYLE, view_names
 from sourceward.errors import InputError, unknown_name
+from sourceward.features import extract_features, extract_styled
 from sourceward.functional.paired import interval, paired_draws
-from sourceward.inputs import encode, extract_features, extract_styled, prepare_samples
+from sourceward.inputs import encode, prepare_samples
 from sourceward.model.model import PLURAL, Model
 from sourceward.model.views import view_features
 

@@ -100,7 +100,7 @@ def clean_arrays(dataset: DomainDataset) -> bool:
 
 def _encode(context: Context, dataset: DomainDataset) -> DomainDataset:
     """Through the frozen backbone, onto the principal components of its clean features."""
-    from sourceward.inputs import extract_features
+    from sourceward.features import extract_features
     from sourceward.nn.backbones import create_backbone
     from sourceward.nn.projection import principal_components
 
