@@ -89,9 +89,26 @@ def test_a_part_of_the_samples_is_compared_with_the_same_part_alone(results, fol
         cell["adapters"]["t3a"]["rows"] = 9
     page = bench_page(results, folder, "t3a")
     assert "37.5\u00a0% becomes 50.0\u00a0%" in page.headline
+    assert not any("linear classifier" in note for note in page.notes), "it answered all samples"
     sections = {section.title: section for section in page.sections}
     assert sections["On which targets?"].tables[0].rows[0][1] == "37.5"
     assert not {"Which classes?", "What is taken for what?", "Can an answer be trusted?"} & set(sections)
+
+
+def test_a_part_of_the_samples_is_ranked_with_no_one(results, folder):
+    others = {row["adapter"]: row for row in results["table"]}
+    others["t3a"]["mean"] = 0.99
+    whole = bench_page(results, folder)
+    assert any("Best of the other methods: t3a" in note for note in whole.notes)
+    contestants = [row["adapter"] for row in results["table"]]
+    assert whole.sections[0].tables[0].strong == [contestants.index("t3a")]
+    for cell in results["cells"]:
+        cell["adapters"]["t3a"]["rows"] = 9
+    page = bench_page(results, folder)
+    assert not any("Best of the other methods" in note for note in page.notes)
+    table = page.sections[0].tables[0]
+    assert table.strong != whole.sections[0].tables[0].strong
+    assert "of those that answered all rows" in table.caption
 
 
 def test_the_subject_is_never_an_oracle(results):

@@ -9,7 +9,7 @@ import numpy as np
 from sourceward.report import bench_sections as parts
 from sourceward.report.beside import absent, cost
 from sourceward.report.page import Page, Section, Table
-from sourceward.report.subject import NONE, Subject, choose_subject
+from sourceward.report.subject import NONE, Subject, choose_subject, in_part
 from sourceward.report.words import asks_for, short_names
 
 WHERE = {
@@ -68,7 +68,7 @@ def notes(results: dict[str, Any], subject: Subject) -> list[str]:
     """What qualifies the headline."""
     rows = {row["adapter"]: row for row in results["table"]}
     said = [_by_target(subject)]
-    if "linear" in rows:
+    if "linear" in rows and not subject.partial:
         ahead = 100 * (subject.row["mean"] - rows["linear"]["mean"])
         said.append(
             f"A linear classifier on the same features, trained the ordinary way, reaches "
@@ -109,11 +109,13 @@ def _by_target(subject: Subject) -> str:
 
 
 def _peers(rows: dict[str, Any], subject: Subject) -> list[str]:
-    """The best method of others, and what it asks for."""
+    """The best method of others on all rows, and what it asks for."""
+    part = in_part(subject.cells)
     others = [
         row
-        for row in rows.values()
-        if not row["oracle"] and "traits" in row and row["adapter"].split(":")[0] not in (NONE, "ebtsa")
+        for key, row in rows.items()
+        if not row["oracle"] and "traits" in row and key.split(":")[0] not in (NONE, "ebtsa")
+        if key not in part
     ]
     if not others:
         return []
