@@ -165,6 +165,17 @@ def test_results_of_an_earlier_kind_are_not_overwritten(file, tmp_path):
         bench(plan(file), tmp_path)
 
 
+def test_a_folder_of_fit_is_left_alone(file, tmp_path):
+    """Of a run that was killed, and of a finished one."""
+    for name in ("run.json", "config.json"):
+        out = tmp_path / name.partition(".")[0]
+        out.mkdir()
+        (out / name).write_text("{}")
+        with pytest.raises(InputError, match="holds a model of `sourceward fit`, or one in training"):
+            bench(plan(file), out)
+        assert [path.name for path in out.iterdir()] == [name]
+
+
 def test_target_labels_only_count(file, tmp_path):
     """Other labels of the target change its accuracy, and nothing that was learned or chosen."""
     other = feature_file(tmp_path / "features.npz", flip=2)
