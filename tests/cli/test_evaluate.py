@@ -30,8 +30,6 @@ def test_both_ways_each_source_and_an_interval(run, tiny_run, tmp_path):
     console = Console(width=120, record=True, file=io.StringIO())
     render(found, console)
     assert "gain (95 % interval)" in console.export_text()
-    named = json.loads(run(tiny_run, root, "--target", "a", "--target", "c", "--json").stdout)
-    assert list(named["domains"]) == ["a", "c"]
     still = json.loads(run(tiny_run, root, "--num-steps", "0", "--json").stdout)
     assert still["mean"]["gain"] == 0
 
@@ -54,6 +52,20 @@ def test_data_of_another_kind_is_told_before_its_classes(run, tiny_run, tmp_path
     result = run(tiny_run, table, *[word for name in NAMED for word in ("--option", name)])
     assert isinstance(result.exception, InputError)
     assert str(result.exception) == "This model reads images, but the data holds texts."
+
+
+def test_domains_that_were_trained_on_are_marked_and_not_in_the_mean(run, tiny_run, tmp_path):
+    root = image_folder(tmp_path / "images")
+    found = json.loads(run(tiny_run, root, "--target", "a", "--target", "c", "--json").stdout)
+    assert {name: scores["trained_on"] for name, scores in found["domains"].items()} == {"a": True, "c": False}
+    unseen = found["domains"]["c"]
+    assert all(found["mean"][key] == unseen[key] for key in ("samples", "adapted", "gain", "gain_low"))
+    shown = run(tiny_run, root, "--target", "a", "--target", "c").stdout
+    assert "a (trained on)" in shown
+    assert "mean of the unseen" in shown
+    shown = run(tiny_run, root, "--target", "a", "--target", "b").stdout
+    assert "mean of the unseen" not in shown
+    assert "The model was trained on these domains" in shown
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def evaluate(
 ) -> None:
     """Accuracy with and without adaptation, for each domain and source, with a 95 % interval of the gain.
 
-    Without --target it looks at the domains that the model was not trained on, or at all of them. Views
-    count as adaptation.
+    Without --target it looks at the domains that the model was not trained on, or at all of them. The mean
+    leaves out domains that it was trained on, unless there are no others. Views count as adaptation.
     """
     from sourceward.data import open_dataset
     from sourceward.model import evaluate as measure
@@ -55,14 +55,19 @@ def render(result: dict[str, Any], console: Console) -> None:
     table = Table(title="Accuracy, %")
     for column in ("domain", "samples", "votes", "no adaptation", "adapted", "gain (95 % interval)"):
         table.add_column(column, justify="left" if column in ("domain", "votes") else "right")
+    seen = [scores["trained_on"] for scores in result["domains"].values()]
     for name, scores in result["domains"].items():
-        table.add_row(escape(name), f"{scores['samples']:,}", "[bold]all[/bold]", *_cells(scores))
+        told = f"{name} (trained on)" if scores["trained_on"] else name
+        table.add_row(escape(told), f"{scores['samples']:,}", "[bold]all[/bold]", *_cells(scores))
         for source, own in scores["per_source"].items():
             table.add_row("", "", escape(source), *_percent(own["unadapted"], own["adapted"]), "")
     if len(result["domains"]) > 1:
         table.add_section()
-        table.add_row("mean", f"{result['mean']['samples']:,}", "all", *_cells(result["mean"]))
+        of = "mean of the unseen" if any(seen) and not all(seen) else "mean"
+        table.add_row(of, f"{result['mean']['samples']:,}", "all", *_cells(result["mean"]))
     console.print(table)
+    if all(seen):
+        console.print("The model was trained on these domains: on others it may be worse.", highlight=False)
     console.print(verdict(result["mean"]), highlight=False)
 
 
