@@ -72,11 +72,11 @@ def test_the_headline_follows_the_interval(results, low, gain, high, says):
     )
 
 
-def test_the_headline_says_when_no_answer_changes(results):
+def test_the_headline_says_when_nothing_is_saved_or_lost(results):
     subject = choose_subject(results, "ebtsa:num_steps=4")
     for target in subject.row["targets"].values():
         target.update({"saved": 0, "lost": 0})
-    assert "changes no answer: " in headline(subject)
+    assert "makes no difference: " in headline(subject)
 
 
 def test_a_part_of_the_samples_is_compared_with_the_same_part_alone(results, folder):

@@ -48,10 +48,11 @@ def evaluate(
     if json:
         typer.echo(jsonlib.dumps(result, indent=2))
     else:
-        render(result, wide_console())
+        off = not model.views and model.settings == model.settings.off()
+        render(result, wide_console(), off, model.views)
 
 
-def render(result: dict[str, Any], console: Console) -> None:
+def render(result: dict[str, Any], console: Console, off: bool = False, views: str = "") -> None:
     table = Table(title="Accuracy, %")
     for column in ("domain", "samples", "votes", "no adaptation", "adapted", "gain (95 % interval)"):
         table.add_column(column, justify="left" if column in ("domain", "votes") else "right")
@@ -68,17 +69,20 @@ def render(result: dict[str, Any], console: Console) -> None:
     console.print(table)
     if all(seen):
         console.print("The model was trained on these domains: on others it may be worse.", highlight=False)
-    console.print(verdict(result["mean"]), highlight=False)
+    console.print(verdict(result["mean"], off, views), highlight=False)
 
 
-def verdict(scores: dict[str, Any]) -> str:
+def verdict(scores: dict[str, Any], off: bool = False, views: str = "") -> str:
     """One sentence for somebody who has to decide."""
+    if off:
+        return "Adaptation is off, so no answer changes: `fit` found no gain, or 0 steps were asked for."
     if scores["gain_low"] > 0:
         return "Adaptation helps here: the whole interval lies above 0."
     if scores["gain_high"] < 0:
-        return "Adaptation hurts here: the whole interval lies below 0. Predict with --num-steps 0."
+        without = f"--num-steps 0{' --views none' if views else ''}"
+        return f"Adaptation hurts here: the whole interval lies below 0. Predict with {without}."
     if scores["gain_low"] == scores["gain_high"] == 0:
-        return "Adaptation changes no answer here; where `fit` found that it does not pay, it is off."
+        return "No difference: adaptation mends no wrong answer here, and spoils no right one."
     return "No clear difference: the interval holds 0. More labelled samples would narrow it."
 
 

@@ -57,7 +57,7 @@ def headline(subject: Subject) -> str:
     domains = len(row["targets"])
     over = f"{domains} unseen domain{'s' if domains > 1 else ''}, {seeds} seed{'s' if seeds > 1 else ''}"
     if not any(target["saved"] or target["lost"] for target in row["targets"].values()):
-        return f"{subject.title} changes no answer: {100 * row['mean']:.1f} % with and without ({over})."
+        return f"{subject.title} makes no difference: {100 * row['mean']:.1f} % with and without ({over})."
     return (
         f"{subject.title} {says}: {100 * row['mean'] - gain:.1f} % becomes {100 * row['mean']:.1f} % "
         f"({gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}; {over})."
