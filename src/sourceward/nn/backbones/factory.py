@@ -20,7 +20,7 @@ from sourceward.nn.backbones.preprocessing import (
 )
 from sourceward.nn.backbones.resnet_v1 import SUFFIX, warn_of_stride
 from sourceward.nn.backbones.tokenizers import FOLDER, HashTokenizer, HfTokenizer, Tokenizer
-from sourceward.nn.backbones.weights import Weights, is_default, load_weights, read_weights
+from sourceward.nn.backbones.weights import OTHERWISE, Weights, is_default, load_weights, read_weights
 
 
 class Family(Protocol):
@@ -188,7 +188,7 @@ def _resolve(spec: str) -> tuple[str, str, str]:
     if not name or not FAMILIES[family].is_name(name):
         known = FAMILIES[family].names()
         near = get_close_matches(name, known, n=5, cutoff=0.0)
-        hint = f" list_backbones('{family}:*') names all {len(known):,}."
+        hint = f" `sourceward list backbones '{family}:*'` names all {len(known):,}."
         raise InputError(f"{unknown_name(f'{family} model', name, near)}{hint}")
     return family, name, name
 
@@ -200,8 +200,8 @@ def _check_options(family: str, name: str, weights: Weights | None, pooling: str
         )
     if family in ("timm", "torchvision") and name.endswith(SUFFIX) and is_default(weights):
         raise InputError(
-            f"{family} has no weights for {name}, the ResNet with its stride in the 1x1 convolution. "
-            "Give a file with `weights=PATH`, or `weights=None`."
+            f"{family} has no weights for {name}, the ResNet with its stride in the 1x1 convolution: "
+            f"{OTHERWISE}"
         )
 
 
