@@ -58,6 +58,14 @@ def test_a_filter_that_matches_nothing(run, what, says):
     assert not result.stdout
 
 
+def test_a_pattern_need_not_name_the_family(run):
+    found = [entry["name"] for entry in json.loads(run("backbones", "resnet50*v1", "--json").stdout)]
+    assert "torchvision:resnet50-v1" in found
+    assert {name.partition(":")[2][:8] for name in found} == {"resnet50"}
+    found = json.loads(run("backbones", "mobilenet_v[23]*", "--json").stdout)
+    assert "torchvision:mobilenet_v2" in [entry["name"] for entry in found]
+
+
 def test_original_resnets_are_named(run):
     from sourceward.nn.backbones import create_backbone
 

@@ -115,7 +115,8 @@ def create_backbone(
 
 
 def list_backbones(filter: str | None = None) -> list[str]:
-    """Specs that match a glob or contain a word; `"timm:*"` for one family. For `hf:` only examples.
+    """Specs that match a glob, with or without their family, or contain a word; `"timm:*"` for one family.
+    For `hf:` only examples.
 
     >>> list_backbones("tiny:*")
     ['tiny:conv', 'tiny:text']
@@ -125,7 +126,12 @@ def list_backbones(filter: str | None = None) -> list[str]:
     family = wanted.partition(":")[0]
     families = [family] if ":" in wanted and family in FAMILIES else list(FAMILIES)
     specs = (f"{family}:{name}" for family in families for name in FAMILIES[family].names())
-    return [spec for spec in specs if fnmatchcase(spec.lower(), pattern)]
+    return [spec for spec in specs if any(fnmatchcase(part, pattern) for part in _both(spec.lower()))]
+
+
+def _both(spec: str) -> tuple[str, str]:
+    """A spec and its name alone."""
+    return spec, spec.partition(":")[2]
 
 
 def rebuild(
