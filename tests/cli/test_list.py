@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import typer
@@ -56,6 +57,10 @@ def test_a_filter_that_matches_nothing(run, what, says):
     assert isinstance(result.exception, InputError)
     assert says in str(result.exception)
     assert not result.stdout
+
+
+def test_options_of_datasets_are_shown_as_they_are_typed(run):
+    assert not re.search(r"\w='", run("datasets").stdout)
 
 
 def test_a_pattern_need_not_name_the_family(run):

@@ -16,7 +16,8 @@ Option = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="Of the data's reader: label=COLUMN and the like of a table; see `list datasets`.",
+        help="Of the data's reader. Of a table: domain, label, text, image, id or split=COLUMN, "
+        "delimiter=SIGN. Of a known dataset: see `sourceward list datasets`.",
     ),
 ]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A model folder, as `fit` writes it.")]
