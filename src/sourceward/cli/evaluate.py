@@ -13,7 +13,6 @@ from sourceward.cli.options import (
     Device,
     Json,
     Option,
-    Quiet,
     RunPath,
     Views,
     asked_model,
@@ -32,7 +31,7 @@ def evaluate(
     option: Option = None,
     device: Device = "auto",
     json: Json = False,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
 ) -> None:
     """Accuracy with and without adaptation, for each domain and source, with a 95 % interval of the gain.
 
