@@ -79,9 +79,9 @@ def test_a_missing_input_among_several_is_a_row(run, tiny_run, images, tmp_path)
 
 def test_a_table_of_paths(run, tiny_run, images, tmp_path):
     table = images / "list.csv"
-    table.write_text("path,note\nc/x/0.png,first\nc/y/1.png,second\n")
+    table.write_text("path,note\nc/x/0.png,first\nc/y/1.png,second\n,third\n")
     assert run(tiny_run, table, "--out", tmp_path / "p.csv").exit_code == 0
-    assert len(rows(tmp_path / "p.csv")) == 2
+    assert [row["reason"] for row in rows(tmp_path / "p.csv")] == ["", "", "its path is empty"]
 
 
 def test_a_tar_and_every_kind_of_image_that_fit_reads(run, tiny_run, images, tmp_path):
