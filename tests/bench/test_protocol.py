@@ -335,7 +335,7 @@ def test_one_source_cannot_be_left_out(tmp_path):
     [
         ("tnet", "Unknown adapter 'tnet'. Did you mean 'tent'"),
         ("ebtsa:num_step=3", "Did you mean 'num_steps'"),
-        ("ebtsa:num_steps=-3", "Expected `num_steps` to be 0 or more, but got -3"),
+        ("ebtsa:num_steps=-3", "Expected `num_steps` to be 0 or more, or auto, but got -3"),
         ("none:rate=3", "takes no options"),
         ("tent:rate", "key=value"),
     ],

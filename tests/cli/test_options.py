@@ -145,6 +145,8 @@ def test_what_many_trainings_set_themselves_is_refused(command, typed, message, 
     ("typed", "message"),
     [
         (("--steps", "-1"), "Expected numbers of 0 or more in --steps, but got '-1'"),
+        (("--steps", "0,x"), "Expected whole numbers or auto by comma in --steps, but got 'x'"),
+        (("--adapters", "ebtsa:num_steps=x"), "Expected `num_steps` to be 0 or more, or auto, but got 'x'"),
         (("--adapters", "tent_features:batch_size=0"), "`batch_size` to be 1 or more, but got 0"),
         (("--adapters", "ebtsa:step_size=-1"), "`step_size` to be 0 or more, but got -1"),
         (("--adapters", "ebtsa:accept=metropolis"), "needs the sampler 'textbook'"),

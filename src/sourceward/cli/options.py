@@ -66,12 +66,12 @@ def seed_numbers(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def numbers(name: str, text: str) -> list[int]:
-    """Whole numbers by comma, none below 0."""
+def numbers(name: str, text: str, beside: str = "") -> list[int]:
+    """Whole numbers by comma, none below 0; `beside` names what else may stand there."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"Expected whole numbers by comma in --{name}, but got {text!r}.") from None
+        raise InputError(f"Expected whole numbers{beside} by comma in --{name}, but got {text!r}.") from None
     if min(found) < 0:
         raise InputError(f"Expected numbers of 0 or more in --{name}, but got {text!r}.")
     return found
