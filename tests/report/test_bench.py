@@ -204,6 +204,12 @@ def test_bad_folders_and_adapters(folder, tmp_path):
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(InputError, match="of an earlier kind"):
         report_page(tmp_path)
+    (tmp_path / "results.json").write_text('{"verdicts": []}')
+    with pytest.raises(InputError, match=r"of `sourceward demo`.* Run it again\."):
+        report_page(tmp_path)
+    (tmp_path / "report.html").touch()
+    with pytest.raises(InputError, match=r"of `sourceward demo`.* Open '.*report\.html'\."):
+        report_page(tmp_path)
 
 
 def test_all_results_as_one_markdown_page(folder, results):

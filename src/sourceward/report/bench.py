@@ -80,9 +80,8 @@ def notes(results: dict[str, Any], subject: Subject) -> list[str]:
     if selected is not None and selected is not subject.row:
         idle = sum(key == NONE for key in selected["chosen"].values())
         said.append(
-            f"Chosen honestly, the number of steps brings {100 * selected['gain']:+.1f} points; no "
-            "adaptation was "
-            f"chosen in {idle} of {len(selected['chosen'])} cases."
+            f"Chosen without the target's labels, the number of steps brings {100 * selected['gain']:+.1f} "
+            f"points; the choice was no step at all in {idle} of {len(selected['chosen'])} trainings."
         )
     said += _promise(subject)
     said.append(WHERE[results["selection"]])
