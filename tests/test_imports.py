@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import sourceward
+
 BLOCKED = [
     "typer",
     "rich",
@@ -58,3 +60,9 @@ def test_import_and_fit_without_optional_packages(tmp_path: Path):
     assert out.returncode == 0, out.stderr
     assert out.stdout == "done\n"
     assert "fitting 3/3" in out.stderr, "a plain progress line where rich is missing"
+
+
+def test_completion_shows_every_public_name_and_no_other():
+    shown = [name for name in dir(sourceward) if not name.startswith("_")]
+    assert shown == sorted(sourceward.__all__)
+    assert all(hasattr(sourceward, name) for name in dir(sourceward))

@@ -17,6 +17,7 @@ from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
         (TrainSettings, "num_steps", 0, "Expected training `num_steps` to be 1 or more, but got 0"),
         (TrainSettings, "guide", "some", "Expected `guide` to be 'all' or 'last', but got 'some'"),
         (AdaptSettings, "num_steps", -3, "Expected `num_steps` to be 0 or more, but got -3. Use 0"),
+        (AdaptSettings, "num_steps", "three", "got 'three'. Use 0 to predict without adaptation or 'auto'"),
         (AdaptSettings, "num_draws", -1, "Expected `num_draws` to be 0 or more, but got -1"),
         (LoopSettings, "max_iter", 0, "Expected `max_iter` to be 1 or more, but got 0"),
         (LoopSettings, "batch_size", -4, "Expected `batch_size` to be 1 or more, but got -4"),

@@ -52,3 +52,8 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(f"sourceward.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'sourceward' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What a person may want: no helper of this file, and what is not imported yet."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

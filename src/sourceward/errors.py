@@ -21,8 +21,11 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
 
     >>> print(unknown_name("sampler", "langvin", ["langevin", "nesterov"]))
     Unknown sampler 'langvin'. Did you mean 'langevin'? Known: langevin, nesterov.
+    >>> print(unknown_name("preset", "pacs", ["pacs-resnet18", "pheme"]))
+    Unknown preset 'pacs'. Did you mean 'pacs-resnet18'? Known: pacs-resnet18, pheme.
     """
     names = sorted(known)
     near = get_close_matches(str(name), names, n=3, cutoff=0.5)
+    near = near or [longer for longer in names if name and longer.startswith(str(name))][:3]
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return InputError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")

@@ -17,7 +17,10 @@ def _whole(settings: Any, least: int, *names: str, of: str = "") -> None:
     for name in names:
         value = getattr(settings, name)
         if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-            hint = " Use 0 to predict without adaptation." if name == "num_steps" and not least else ""
+            hint = ""
+            if name == "num_steps" and not least:
+                word = " or 'auto' to let `fit` choose" if isinstance(value, str) else ""
+                hint = f" Use 0 to predict without adaptation{word}."
             raise InputError(f"Expected {of}`{name}` to be {least} or more, but got {value!r}.{hint}")
 
 

@@ -216,7 +216,7 @@ def test_cost_per_sample(name):
 
 
 def test_options_are_refused_by_name_and_by_value():
-    with pytest.raises(InputError, match=r"Unknown option of adapter 'tent' 'batchsize'.*'batch_size'"):
+    with pytest.raises(InputError, match=r"Unknown option of adapter 'tent', 'batchsize'.*'batch_size'"):
         create_adapter("tent", batchsize=3)
     with pytest.raises(InputError, match="`batch_size` to be 1 or more, but got 0"):
         create_adapter("tent", batch_size=0)

@@ -226,6 +226,10 @@ def test_a_folder_keeps_one_experiment_of_one_configuration(tmp_path):
         with pytest.raises(InputError, match=f"holds results of another configuration: .*{says}"):
             reproduce(name, replace(asked, **changes))
     assert (asked.out / "results.json").read_bytes() == before
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises(InputError, match="holds a model of `sourceward fit`"):
+        reproduce("per-source", replace(asked, out=tmp_path / "run"))
     reproduce("per-source", asked)
     reproduce("per-source", replace(asked, targets=("a", "b")))
     assert {file: file.stat().st_mtime_ns for file in models} == models, "models are not trained again"

@@ -165,6 +165,17 @@ def test_results_of_an_earlier_kind_are_not_overwritten(file, tmp_path):
         bench(plan(file), tmp_path)
 
 
+def test_a_folder_of_fit_is_left_alone(file, tmp_path):
+    """Of a run that was killed, and of a finished one."""
+    for name in ("run.json", "config.json"):
+        out = tmp_path / name.partition(".")[0]
+        out.mkdir()
+        (out / name).write_text("{}")
+        with pytest.raises(InputError, match="holds a model of `sourceward fit`, or one in training"):
+            bench(plan(file), out)
+        assert [path.name for path in out.iterdir()] == [name]
+
+
 def test_target_labels_only_count(file, tmp_path):
     """Other labels of the target change its accuracy, and nothing that was learned or chosen."""
     other = feature_file(tmp_path / "features.npz", flip=2)
@@ -324,7 +335,7 @@ def test_one_source_cannot_be_left_out(tmp_path):
     [
         ("tnet", "Unknown adapter 'tnet'. Did you mean 'tent'"),
         ("ebtsa:num_step=3", "Did you mean 'num_steps'"),
-        ("ebtsa:num_steps=-3", "Expected `num_steps` to be 0 or more, but got -3"),
+        ("ebtsa:num_steps=-3", "Expected `num_steps` to be 0 or more, or auto, but got -3"),
         ("none:rate=3", "takes no options"),
         ("tent:rate", "key=value"),
     ],

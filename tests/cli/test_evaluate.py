@@ -30,8 +30,6 @@ def test_both_ways_each_source_and_an_interval(run, tiny_run, tmp_path):
     console = Console(width=120, record=True, file=io.StringIO())
     render(found, console)
     assert "gain (95 % interval)" in console.export_text()
-    named = json.loads(run(tiny_run, root, "--target", "a", "--target", "c", "--json").stdout)
-    assert list(named["domains"]) == ["a", "c"]
     still = json.loads(run(tiny_run, root, "--num-steps", "0", "--json").stdout)
     assert still["mean"]["gain"] == 0
 
@@ -56,8 +54,41 @@ def test_data_of_another_kind_is_told_before_its_classes(run, tiny_run, tmp_path
     assert str(result.exception) == "This model reads images, but the data holds texts."
 
 
+def test_domains_that_were_trained_on_are_marked_and_not_in_the_mean(run, tiny_run, tmp_path):
+    root = image_folder(tmp_path / "images")
+    found = json.loads(run(tiny_run, root, "--target", "a", "--target", "c", "--json").stdout)
+    assert [(name, scores["trained_on"]) for name, scores in found["domains"].items()] == [
+        ("a", True),
+        ("c", False),
+    ]
+    unseen = found["domains"]["c"]
+    assert all(found["mean"][key] == unseen[key] for key in ("samples", "adapted", "gain", "gain_low"))
+    shown = run(tiny_run, root, "--target", "a", "--target", "c").stdout
+    assert "a (trained on)" in shown
+    assert "mean of the unseen" in shown
+    shown = run(tiny_run, root, "--target", "a", "--target", "b").stdout
+    assert "mean of the unseen" not in shown
+    assert "The model was trained on these domains" in shown
+
+
 @pytest.mark.parametrize(
     ("low", "high", "word"), [(0.01, 0.02, "helps"), (-0.02, -0.01, "hurts"), (-0.01, 0.01, "No clear")]
 )
 def test_a_sentence_to_decide_by(low, high, word):
     assert word in verdict({"gain_low": low, "gain_high": high})
+
+
+def test_no_answer_changes_only_where_nothing_is_done(run, tiny_run, tmp_path):
+    same = {"gain_low": 0.0, "gain_high": 0.0}
+    assert "no answer changes" not in verdict(same), "a wrong answer may have become another one"
+    assert verdict(same).startswith("No difference")
+    root = image_folder(tmp_path / "images")
+    assert "no answer changes" in run(tiny_run, root, "--num-steps", "0").stdout
+    assert "no answer changes" not in run(tiny_run, root).stdout
+    assert "no answer changes" not in run(tiny_run, root, "--num-steps", "0", "--views", "flip").stdout
+
+
+def test_what_hurts_is_left_out():
+    worse = {"gain_low": -0.02, "gain_high": -0.01}
+    assert verdict(worse).endswith("Predict with --num-steps 0.")
+    assert verdict(worse, views="style").endswith("Predict with --num-steps 0 --views none.")

@@ -49,10 +49,13 @@ def bank(tmp_path):
 
 def test_from_images_to_a_table_and_the_next_command(run, tmp_path):
     root = image_folder(tmp_path / "images")
-    code, out, err = run("fit", root, "--out", tmp_path / "run", *FLAGS, *SHORT, "--freeze")
+    command = ("fit", root, "--out", tmp_path / "run", *FLAGS, *SHORT, "--freeze")
+    code, out, err = run(*command)
     assert code == 0, err
     assert "Source validation, iteration" in out
     assert f"sourceward evaluate {tmp_path / 'run'} {root}" in out
+    assert "it was there already" not in out
+    assert "it was there already. Next:" in " ".join(run(*command)[1].split())
     assert (tmp_path / "run/config.json").exists()
 
 

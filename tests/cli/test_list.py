@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import typer
@@ -56,6 +57,18 @@ def test_a_filter_that_matches_nothing(run, what, says):
     assert isinstance(result.exception, InputError)
     assert says in str(result.exception)
     assert not result.stdout
+
+
+def test_options_of_datasets_are_shown_as_they_are_typed(run):
+    assert not re.search(r"\w='", run("datasets").stdout)
+
+
+def test_a_pattern_need_not_name_the_family(run):
+    found = [entry["name"] for entry in json.loads(run("backbones", "resnet50*v1", "--json").stdout)]
+    assert "torchvision:resnet50-v1" in found
+    assert {name.partition(":")[2][:8] for name in found} == {"resnet50"}
+    found = json.loads(run("backbones", "mobilenet_v[23]*", "--json").stdout)
+    assert "torchvision:mobilenet_v2" in [entry["name"] for entry in found]
 
 
 def test_original_resnets_are_named(run):

@@ -1,13 +1,17 @@
 """`--option`: the same words for the data's reader, whichever command reads it."""
 
 import csv
+import inspect
 import json
 import sys
+from typing import get_args
 
 import pytest
 
 from sourceward import fit, open_dataset
 from sourceward.cli import main
+from sourceward.cli.options import Option
+from sourceward.data.table import read_table
 from tests.bench.test_protocol import feature_file
 from tests.tiny_runs import NAMED, TINY, fit_tiny, text_table, tiny_texts
 
@@ -42,6 +46,12 @@ def text_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "texts"
     fit_tiny(tiny_texts(), out, freeze=True)
     return out
+
+
+def test_help_names_what_a_table_takes():
+    """`list datasets` tells of known datasets alone."""
+    said = get_args(Option)[1].help
+    assert all(name in said for name in list(inspect.signature(read_table).parameters)[1:])
 
 
 def test_doctor(run, table):
@@ -135,6 +145,8 @@ def test_what_many_trainings_set_themselves_is_refused(command, typed, message, 
     ("typed", "message"),
     [
         (("--steps", "-1"), "Expected numbers of 0 or more in --steps, but got '-1'"),
+        (("--steps", "0,x"), "Expected whole numbers or auto by comma in --steps, but got 'x'"),
+        (("--adapters", "ebtsa:num_steps=x"), "Expected `num_steps` to be 0 or more, or auto, but got 'x'"),
         (("--adapters", "tent_features:batch_size=0"), "`batch_size` to be 1 or more, but got 0"),
         (("--adapters", "ebtsa:step_size=-1"), "`step_size` to be 0 or more, but got -1"),
         (("--adapters", "ebtsa:accept=metropolis"), "needs the sampler 'textbook'"),

@@ -38,6 +38,8 @@ def test_folders_globs_and_files_give_a_row_each(run, tiny_run, images, tmp_path
     out = tmp_path / "p.csv"
     result = run(tiny_run, images / "c/x", f"{images}/c/y/[01].png", images / "c/z/0.png", "--out", out)
     assert result.exit_code == 0, result.output
+    assert (result.stdout, result.stderr) == ("", f"9 inputs answered in {out}.\n")
+    assert not run(tiny_run, images / "c/z/0.png", "--out", tmp_path / "one.csv", "-q").output
     found = rows(out)
     assert [row["input"].split("/")[-2] for row in found] == ["x"] * 6 + ["y"] * 2 + ["z"]
     assert {row["label"] for row in found} <= {"x", "y", "z"}
@@ -50,6 +52,7 @@ def test_it_goes_on_past_what_cannot_be_read(run, tiny_run, images, tmp_path):
     out = tmp_path / "p.jsonl"
     result = run(tiny_run, images / "c/x", "--out", out)
     assert result.exit_code == 0
+    assert "4 inputs answered in" in result.stderr
     assert "2 of the inputs could not be read" in result.stderr
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["status"] == "unreadable" for row in found] == [True, True] + [False] * 4
@@ -76,9 +79,9 @@ def test_a_missing_input_among_several_is_a_row(run, tiny_run, images, tmp_path)
 
 def test_a_table_of_paths(run, tiny_run, images, tmp_path):
     table = images / "list.csv"
-    table.write_text("path,note\nc/x/0.png,first\nc/y/1.png,second\n")
+    table.write_text("path,note\nc/x/0.png,first\nc/y/1.png,second\n,third\n")
     assert run(tiny_run, table, "--out", tmp_path / "p.csv").exit_code == 0
-    assert len(rows(tmp_path / "p.csv")) == 2
+    assert [row["reason"] for row in rows(tmp_path / "p.csv")] == ["", "", "its path is empty"]
 
 
 def test_a_tar_and_every_kind_of_image_that_fit_reads(run, tiny_run, images, tmp_path):
@@ -115,7 +118,7 @@ def test_texts_from_lines_and_tables(run, tmp_path):
     assert run(tmp_path / "run", tmp_path / "lines.txt", "--out", out).exit_code == 0
     assert [row["input"].rpartition(":")[2] for row in rows(out)] == ["1", "3"]
     result = run(tmp_path / "run", tmp_path / "table.csv", "--out", out, "--column", "comment", "--json")
-    assert json.loads(result.stdout)["unreadable"] == []
+    assert json.loads(result.stdout) == {"out": str(out), "answered": 2, "unreadable": []}
     assert len(rows(out)) == 2
     (tmp_path / "tweets.csv").write_text("id,Tweet\n1,sad\n")  # found as `fit` finds it
     assert run(tmp_path / "run", tmp_path / "tweets.csv", "--out", out).exit_code == 0

@@ -22,6 +22,7 @@ def test_an_experiment_and_its_page(tmp_path):
     assert "closest" in done.stdout
     assert "one/a" in done.stdout
     assert "two/a" in done.stdout
+    assert "1 figure (.svg, .png)" in done.stdout
     done = sourceward("report", str(out))
     assert done.returncode == 0, done.stderr
     html = (out / "report.html").read_text()

@@ -77,9 +77,10 @@ def test_a_table_that_does_not_fit(tmp_path, rows, options, message):
 
 
 def test_empty_cells_are_reported_by_row(tmp_path):
+    """The header is row 1, as in a spreadsheet and in what `predict` writes."""
     data = open_dataset(write(tmp_path / "t.csv", [*ROWS, ("south", "", "lost", "e")]))
     assert len(data) == 4
-    assert [p.message for p in data.problems] == ["Row 5 has no label."]
+    assert [p.message for p in data.problems] == ["Row 6 has no label."]
 
 
 def test_images_by_path(tmp_path, put):

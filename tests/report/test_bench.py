@@ -72,11 +72,11 @@ def test_the_headline_follows_the_interval(results, low, gain, high, says):
     )
 
 
-def test_the_headline_says_when_no_answer_changes(results):
+def test_the_headline_says_when_nothing_is_saved_or_lost(results):
     subject = choose_subject(results, "ebtsa:num_steps=4")
     for target in subject.row["targets"].values():
         target.update({"saved": 0, "lost": 0})
-    assert "changes no answer: " in headline(subject)
+    assert "makes no difference: " in headline(subject)
 
 
 def test_a_part_of_the_samples_is_compared_with_the_same_part_alone(results, folder):
@@ -89,9 +89,26 @@ def test_a_part_of_the_samples_is_compared_with_the_same_part_alone(results, fol
         cell["adapters"]["t3a"]["rows"] = 9
     page = bench_page(results, folder, "t3a")
     assert "37.5\u00a0% becomes 50.0\u00a0%" in page.headline
+    assert not any("linear classifier" in note for note in page.notes), "it answered all samples"
     sections = {section.title: section for section in page.sections}
     assert sections["On which targets?"].tables[0].rows[0][1] == "37.5"
     assert not {"Which classes?", "What is taken for what?", "Can an answer be trusted?"} & set(sections)
+
+
+def test_a_part_of_the_samples_is_ranked_with_no_one(results, folder):
+    others = {row["adapter"]: row for row in results["table"]}
+    others["t3a"]["mean"] = 0.99
+    whole = bench_page(results, folder)
+    assert any("Best of the other methods: t3a" in note for note in whole.notes)
+    contestants = [row["adapter"] for row in results["table"]]
+    assert whole.sections[0].tables[0].strong == [contestants.index("t3a")]
+    for cell in results["cells"]:
+        cell["adapters"]["t3a"]["rows"] = 9
+    page = bench_page(results, folder)
+    assert not any("Best of the other methods" in note for note in page.notes)
+    table = page.sections[0].tables[0]
+    assert table.strong != whole.sections[0].tables[0].strong
+    assert "of those that answered all rows" in table.caption
 
 
 def test_the_subject_is_never_an_oracle(results):
@@ -186,6 +203,12 @@ def test_bad_folders_and_adapters(folder, tmp_path):
         report_page(tmp_path)
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(InputError, match="of an earlier kind"):
+        report_page(tmp_path)
+    (tmp_path / "results.json").write_text('{"verdicts": []}')
+    with pytest.raises(InputError, match=r"of `sourceward demo`.* Run it again\."):
+        report_page(tmp_path)
+    (tmp_path / "report.html").touch()
+    with pytest.raises(InputError, match=r"of `sourceward demo`.* Open '.*report\.html'\."):
         report_page(tmp_path)
 
 

@@ -46,6 +46,19 @@ def test_a_map_shows_right_and_wrong_by_shape_too():
     assert ">wrong</text>" in svg
 
 
+def test_gains_of_nothing_look_like_nothing():
+    seen = []
+
+    def draw(axes):
+        none = np.zeros(1)
+        figures.draw_gains(axes, ["a"], none, none, none, xlabel="gain in points")
+        seen.append(axes.get_xlim())
+
+    figures.to_svg(draw, (4, 2), "gains")
+    assert seen[0][0] <= -0.5
+    assert seen[0][1] >= 0.5
+
+
 def test_a_page_holds_every_part_and_escapes_text(chart):
     section = Section(
         "First",

@@ -136,7 +136,7 @@ def create_adapter(name: str, **settings: object) -> Adapter:
     known = [field.name for field in fields(kind)]
     for option in settings:
         if option not in known:
-            raise unknown_name(f"option of adapter '{name}'", option, known)
+            raise unknown_name(f"option of adapter '{name}',", option, known)
     return kind(**settings)
 
 

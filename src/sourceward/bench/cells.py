@@ -13,6 +13,7 @@ from typing import Any
 
 from sourceward.errors import InputError
 from sourceward.fitting.run_folder import differences
+from sourceward.model.file import CONFIG
 
 FORMAT = 3
 
@@ -38,6 +39,7 @@ class Folder:
         """Make it, or refuse the folder of another configuration before anything is computed."""
         from sourceward.storage import open_folder, write_whole
 
+        refuse_model(self.path)
         file = self.path / "bench.json"
         if file.exists():
             self._compare(file)
@@ -68,6 +70,15 @@ class Folder:
         except ValueError:
             raise InputError(f"'{file}' is damaged. Remove '{self.path}' to start anew.") from None
         refuse_other(self.path, before, self.configuration)
+
+
+def refuse_model(path: Path) -> None:
+    """Refuse a folder of `fit`, finished or not: results would lie among the files of a model."""
+    if any((path / name).exists() for name in (CONFIG, "run.json")):
+        raise InputError(
+            f"'{path}' holds a model of `sourceward fit`, or one in training. Name an empty or new folder "
+            "for the results."
+        )
 
 
 def refuse_other(path: Path, before: Any, now: Any) -> None:

@@ -77,12 +77,12 @@ def verdicts(mean: dict[str, Any], targets: dict[str, Any]) -> list[str]:
     frozen = {name: value for name, value in mean["controls"].items() if name != WHOLE}
     best = max(frozen, key=lambda name: frozen[name])
     ahead, whole = mean["with"] - frozen[best], mean["controls"][WHOLE]
-    order = "ahead of" if ahead > 0 else "behind"
+    order = f"{abs(ahead):.1f} points {'ahead of' if ahead > 0 else 'behind'}"
+    order = "level with" if order.startswith("0.0 ") else order
     advice = "where you can retrain, do that" if whole > mean["with"] else "no better than adaptation here"
     changes = ", ".join(f"{t['gain']:+.1f} at {angle}°" for angle, t in targets.items())
     return [
-        f"On the same frozen features adaptation is {abs(ahead):.1f} points {order} the best control "
-        f"({best}, {frozen[best]:.1f} %).",
+        f"On the same frozen features adaptation is {order} the best control ({best}, {frozen[best]:.1f} %).",
         f"Retraining the whole network on all sources gives {whole:.1f} %: {advice}.",
         f"By target: {changes}. The energy of {mean['energy_lowered']:.0f} % of samples fell.",
     ]

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sourceward.bench.cells import refuse_other
+from sourceward.bench.cells import refuse_model, refuse_other
 from sourceward.bench.experiments import EXPERIMENTS, Context, Outcome
 from sourceward.bench.provenance import versions
 from sourceward.errors import InputError
@@ -62,6 +62,7 @@ def _configuration(name: str, context: Context) -> dict[str, Any]:
 def _check_folder(path: Path, configuration: dict[str, Any]) -> None:
     """Refuse the folder of another experiment or configuration: its figures would stay beside the new ones.
     Targets and seeds may grow."""
+    refuse_model(path)
     file = path / "results.json"
     if not file.exists():
         return

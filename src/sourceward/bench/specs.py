@@ -126,7 +126,7 @@ def _check(name: str, options: dict[str, Any]) -> None:
                 raise InputError(f"Adapter {name!r} takes no options, but got {option!r}.")
             raise unknown_name(f"option of adapter {name!r},", option, known)
         if option == "num_steps" and not (value == AUTO or (isinstance(value, int) and value >= 0)):
-            raise InputError(f"Expected `num_steps` to be 0 or more, but got {value!r}.")
+            raise InputError(f"Expected `num_steps` to be 0 or more, or auto, but got {value!r}.")
     own = {option: value for option, value in options.items() if option != ROWS}
     if own and "settings" not in inspect.signature(ADAPTERS[name]).parameters:
         create_adapter(name, **own)  # it refuses a wrong value: before the training, not after it

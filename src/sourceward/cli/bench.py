@@ -195,4 +195,4 @@ def adapter_names(text: str) -> list[str]:
 
 def step_numbers(text: str) -> list[int | str]:
     parts = [part.strip() for part in text.split(",")]
-    return [part if part == "auto" else numbers("steps", part)[0] for part in parts]
+    return [part if part == "auto" else numbers("steps", part, " or auto")[0] for part in parts]

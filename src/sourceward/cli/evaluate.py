@@ -13,7 +13,6 @@ from sourceward.cli.options import (
     Device,
     Json,
     Option,
-    Quiet,
     RunPath,
     Views,
     asked_model,
@@ -32,12 +31,12 @@ def evaluate(
     option: Option = None,
     device: Device = "auto",
     json: Json = False,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
 ) -> None:
     """Accuracy with and without adaptation, for each domain and source, with a 95 % interval of the gain.
 
-    Without --target it looks at the domains that the model was not trained on, or at all of them. Views
-    count as adaptation.
+    Without --target it looks at the domains that the model was not trained on, or at all of them. The mean
+    leaves out domains that it was trained on, unless there are no others. Views count as adaptation.
     """
     from sourceward.data import open_dataset
     from sourceward.model import evaluate as measure
@@ -48,32 +47,41 @@ def evaluate(
     if json:
         typer.echo(jsonlib.dumps(result, indent=2))
     else:
-        render(result, wide_console())
+        off = not model.views and model.settings == model.settings.off()
+        render(result, wide_console(), off, model.views)
 
 
-def render(result: dict[str, Any], console: Console) -> None:
+def render(result: dict[str, Any], console: Console, off: bool = False, views: str = "") -> None:
     table = Table(title="Accuracy, %")
     for column in ("domain", "samples", "votes", "no adaptation", "adapted", "gain (95 % interval)"):
         table.add_column(column, justify="left" if column in ("domain", "votes") else "right")
+    seen = [scores["trained_on"] for scores in result["domains"].values()]
     for name, scores in result["domains"].items():
-        table.add_row(escape(name), f"{scores['samples']:,}", "[bold]all[/bold]", *_cells(scores))
+        told = f"{name} (trained on)" if scores["trained_on"] else name
+        table.add_row(escape(told), f"{scores['samples']:,}", "[bold]all[/bold]", *_cells(scores))
         for source, own in scores["per_source"].items():
             table.add_row("", "", escape(source), *_percent(own["unadapted"], own["adapted"]), "")
     if len(result["domains"]) > 1:
         table.add_section()
-        table.add_row("mean", f"{result['mean']['samples']:,}", "all", *_cells(result["mean"]))
+        of = "mean of the unseen" if any(seen) and not all(seen) else "mean"
+        table.add_row(of, f"{result['mean']['samples']:,}", "all", *_cells(result["mean"]))
     console.print(table)
-    console.print(verdict(result["mean"]), highlight=False)
+    if all(seen):
+        console.print("The model was trained on these domains: on others it may be worse.", highlight=False)
+    console.print(verdict(result["mean"], off, views), highlight=False)
 
 
-def verdict(scores: dict[str, Any]) -> str:
+def verdict(scores: dict[str, Any], off: bool = False, views: str = "") -> str:
     """One sentence for somebody who has to decide."""
+    if off:
+        return "Adaptation is off, so no answer changes: `fit` found no gain, or 0 steps were asked for."
     if scores["gain_low"] > 0:
         return "Adaptation helps here: the whole interval lies above 0."
     if scores["gain_high"] < 0:
-        return "Adaptation hurts here: the whole interval lies below 0. Predict with --num-steps 0."
+        without = f"--num-steps 0{' --views none' if views else ''}"
+        return f"Adaptation hurts here: the whole interval lies below 0. Predict with {without}."
     if scores["gain_low"] == scores["gain_high"] == 0:
-        return "Adaptation changes no answer here; where `fit` found that it does not pay, it is off."
+        return "No difference: adaptation mends no wrong answer here, and spoils no right one."
     return "No clear difference: the interval holds 0. More labelled samples would narrow it."
 
 

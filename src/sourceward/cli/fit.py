@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import shlex
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -69,9 +70,11 @@ def fit(
     from sourceward.fitting.settings import parse_assignments, read_config
     from sourceward.model.banks import check_bank
     from sourceward.model.banks import save_features as save_bank
+    from sourceward.model.file import CONFIG
 
     if save_features is not None:
         check_bank(save_features)
+    finished = (Path(out) / CONFIG).exists()
     flags = {"max_iter": max_iter, "batch_size": batch_size}
     changes: dict[str, Any] = read_config(config) if config else {}
     changes |= parse_assignments(settings or [])
@@ -99,10 +102,10 @@ def fit(
         typer.echo(jsonlib.dumps({"out": out, "kind": model.kind, **model.info}, indent=2))
     elif not quiet:
         again = [part for text in option or [] for part in ("--option", text)]
-        _summary(model.info, out, shlex.join(["sourceward", "evaluate", out, data, *again]))
+        _summary(model.info, out, shlex.join(["sourceward", "evaluate", out, data, *again]), finished)
 
 
-def _summary(info: dict[str, Any], out: str, following: str) -> None:
+def _summary(info: dict[str, Any], out: str, following: str, finished: bool) -> None:
     from sourceward.estimator import Promise
     from sourceward.estimator.tuning import FEWEST_SOURCES
     from sourceward.model.card import views_text
@@ -126,7 +129,8 @@ def _summary(info: dict[str, Any], out: str, following: str) -> None:
     elif len(info["data"]["sources"]) < FEWEST_SOURCES:
         few = f"Will adaptation help? {FEWEST_SOURCES} sources or more could tell, and labelled samples:"
         console.print(f"{few} `evaluate`.", highlight=False)
-    console.print(f"Model in {escape(out)}, after {metrics['seconds']:.0f} s. Next:", highlight=False)
+    when = "it was there already" if finished else f"after {metrics['seconds']:.0f} s"
+    console.print(f"Model in {escape(out)}, {when}. Next:", highlight=False)
     console.print(f"  {escape(following)}", highlight=False, soft_wrap=True)
     if info["training"]["backbone"] is not None and not info["training"]["freeze"]:
         console.print(FREEZE_HINT, highlight=False)

@@ -147,7 +147,8 @@ def _no_match(what: str, filter: str | None) -> InputError:
 def _matches(name: str, filter: str | None) -> bool:
     from fnmatch import fnmatchcase
 
-    return filter is None or filter in name or fnmatchcase(name, filter)
+    names = (name, name.partition(":")[2])  # that of a backbone, without its family
+    return filter is None or filter in name or any(fnmatchcase(each, filter) for each in names)
 
 
 LISTS = {

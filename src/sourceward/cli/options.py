@@ -16,7 +16,8 @@ Option = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="Of the data's reader: label=COLUMN and the like of a table; see `list datasets`.",
+        help="Of the data's reader. Of a table: domain, label, text, image, id or split=COLUMN, "
+        "delimiter=SIGN. Of a known dataset: see `sourceward list datasets`.",
     ),
 ]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A model folder, as `fit` writes it.")]
@@ -65,12 +66,12 @@ def seed_numbers(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def numbers(name: str, text: str) -> list[int]:
-    """Whole numbers by comma, none below 0."""
+def numbers(name: str, text: str, beside: str = "") -> list[int]:
+    """Whole numbers by comma, none below 0; `beside` names what else may stand there."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"Expected whole numbers by comma in --{name}, but got {text!r}.") from None
+        raise InputError(f"Expected whole numbers{beside} by comma in --{name}, but got {text!r}.") from None
     if min(found) < 0:
         raise InputError(f"Expected numbers of 0 or more in --{name}, but got {text!r}.")
     return found

@@ -57,10 +57,16 @@ def predict(
     options = table_options(option)
     model = asked_model(run, device, num_steps, views)
     column, delimiter = column or options.get(model.kind), options.get("delimiter")
-    failures = predict_files(model, inputs, out, column=column, delimiter=delimiter, progress=bars(quiet))
+    answered, failures = predict_files(
+        model, inputs, out, column=column, delimiter=delimiter, progress=bars(quiet)
+    )
     if json:
-        typer.echo(jsonlib.dumps({"out": out, "unreadable": [asdict(failure) for failure in failures]}))
-    elif failures:
+        unreadable = [asdict(failure) for failure in failures]
+        typer.echo(jsonlib.dumps({"out": out, "answered": answered, "unreadable": unreadable}))
+        return
+    if not quiet:
+        typer.echo(f"{answered:,} input{'s' * (answered != 1)} answered in {out}.", err=True)
+    if failures:
         for failure in failures[:SHOWN]:
             typer.echo(f"unreadable {failure.name}: {failure.reason}", err=True)
         more = f" ({len(failures) - SHOWN:,} more not shown)" if len(failures) > SHOWN else ""

@@ -1,4 +1,4 @@
-"""`sourceward report DIR`: one HTML page of a bench, an experiment or a demo."""
+"""`sourceward report DIR`: one HTML page of a bench or an experiment."""
 
 from pathlib import Path
 from typing import Annotated

@@ -19,7 +19,7 @@ def reproduce(
         list[str],
         typer.Option(metavar="DATA...", help="Feature files, or images or texts; several may follow."),
     ],
-    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="DATA", hidden=True)] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for results.json and figures; reproduce/NAME if not given.")
     ] = None,
@@ -61,7 +61,8 @@ def reproduce(
         typer.echo(jsonlib.dumps(results, default=str))
     elif not quiet:
         show(results, wide_console())
-        typer.echo(f"In {context.out}: results.json, {len(results['figures'])} figures (.svg, .png).")
+        drawn = len(results["figures"])
+        typer.echo(f"In {context.out}: results.json, {drawn} figure{'s' * (drawn != 1)} (.svg, .png).")
         typer.echo(f"`sourceward report {context.out}` makes a page of it.")
 
 

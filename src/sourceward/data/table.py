@@ -38,17 +38,19 @@ def read_table(
     """Texts, or images by path (relative to the table), from a table; the options name its columns."""
     columns = _read_columns(Path(path), delimiter)
     given = {"domain": domain, "label": label, "text": text, "path": image, "id": id, "split": split}
-    return from_columns(columns, given, name=str(path), root=Path(path).parent)
+    first = 1 if Path(path).suffix.lower() == ".parquet" else 2  # a header is a row, too
+    return from_columns(columns, given, name=str(path), root=Path(path).parent, first=first)
 
 
 def from_columns(
-    columns: dict[str, Sequence[Any]], given: dict[str, str | None], *, name: str, root: Path
+    columns: dict[str, Sequence[Any]], given: dict[str, str | None], *, name: str, root: Path, first: int = 1
 ) -> DomainDataset:
-    """A dataset from named columns, `given` holding those that the caller chose."""
+    """A dataset from named columns, `given` holding those that the caller chose. `first` is the number that
+    the owner sees at the first row."""
     domain, label = (need_column(columns, role, given[role], name) for role in ("domain", "label"))
     role, content = content_column(columns, given, name)
     rows, problems = complete_rows(
-        {"domain": columns[domain], "label": columns[label], role: columns[content]}
+        {"domain": columns[domain], "label": columns[label], role: columns[content]}, first
     )
     if not rows:
         raise InputError(f"'{name}' has no row with a value for each of {domain}, {label} and {content}.")
@@ -138,15 +140,15 @@ def content_column(columns: Iterable[str], given: dict[str, str | None], where: 
     )
 
 
-def complete_rows(cells: dict[str, Sequence[Any]]) -> tuple[list[int], list[Problem]]:
+def complete_rows(cells: dict[str, Sequence[Any]], first: int = 1) -> tuple[list[int], list[Problem]]:
     """Rows with a value in every column, and a problem for each of the others."""
     rows: list[int] = []
     problems: list[Problem] = []
     for row, values in enumerate(zip(*cells.values())):
         empty = [role for role, value in zip(cells, values) if value is None or not str(value).strip()]
         if empty:
-            message = f"Row {row + 1} has no {' and no '.join(empty)}."
-            problems.append(Problem("empty_cell", f"row {row + 1}", message))
+            message = f"Row {first + row} has no {' and no '.join(empty)}."
+            problems.append(Problem("empty_cell", f"row {first + row}", message))
         else:
             rows.append(row)
     return rows, problems

@@ -42,7 +42,8 @@ def evaluate(
         progress: show bars; when standard error is a terminal if None.
 
     Returns:
-        {"domains": {name: scores}, "mean": scores}; accuracies are shares of 1.
+        {"domains": {name: scores}, "mean": scores}; accuracies are shares of 1. The mean is that of the
+        domains that the model was not trained on, if there are any.
     """
     dataset = open_dataset(data)
     if dataset.kind != model.kind:
@@ -52,7 +53,7 @@ def evaluate(
     features = dataset_features(model, dataset, progress)
     views = asked_features(model, dataset, progress) if num_steps != 0 else []
     random = np.random.default_rng(0)
-    domains, draws = {}, []
+    domains, draws = {}, {}
     for code, name in enumerate(dataset.domain_names):
         rows = np.flatnonzero(dataset.domains == code)
         if len(rows):
@@ -63,13 +64,15 @@ def evaluate(
                 for pictures in ([features], *views)
             ]
             after = mean_answer(voices)
-            domains[name], resampled = _scores(model, before, after, labels[rows], random)
-            draws.append(resampled)
+            domains[name], draws[name] = _scores(model, before, after, labels[rows], random)
+            domains[name]["trained_on"] = name in model.sources
+    meant = [name for name, scores in domains.items() if not scores["trained_on"]] or list(domains)
     mean: dict[str, Any] = {
-        key: float(np.mean([scores[key] for scores in domains.values()]))
+        key: float(np.mean([domains[name][key] for name in meant]))
         for key in ("unadapted", "adapted", "gain")
     }
-    mean |= _interval(np.mean(draws, axis=0)) | {"samples": len(dataset)}
+    mean |= _interval(np.mean([draws[name] for name in meant], axis=0))
+    mean["samples"] = sum(domains[name]["samples"] for name in meant)
     return {"domains": domains, "mean": mean}
 
 

@@ -29,8 +29,8 @@ def predict_files(
     column: str | None = None,
     delimiter: str | None = None,
     progress: bool | None = None,
-) -> list[Failure]:
-    """Write a row for every input to `out` (.csv or .jsonl) and return what could not be read.
+) -> tuple[int, list[Failure]]:
+    """Write a row for every input to `out` (.csv or .jsonl); return how many were answered, and the rest.
 
     Args:
         model: see `load`.
@@ -63,7 +63,7 @@ def predict_files(
                 f"None of the {len(samples):,} inputs could be read as {_NOUN[model.kind]}, which this model "
                 f"expects; the first, '{first.name}': {first.reason}."
             )
-    return failures
+    return len(samples) - len(failures), failures
 
 
 def _read_ahead(model: Model, samples: list[Input]) -> Iterator[tuple[list[Input], list[Any], Any]]:

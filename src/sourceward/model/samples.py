@@ -76,7 +76,12 @@ def _expand(given: str, kind: str) -> list[Path]:
 
 def _table(path: Path, kind: str, column: str | None, delimiter: str | None) -> Iterator[Input]:
     for number, value in _cells(path, "text" if kind == "text" else "path", column, delimiter):
-        yield Input(f"{path}:{number}", value if kind == "text" else _stored(path.parent / value))
+        name = f"{path}:{number}"
+        if kind == "text":
+            yield Input(name, value)
+        else:
+            found = _stored(path.parent / value) if value.strip() else Failure(name, "its path is empty")
+            yield Input(name, found)
 
 
 def _cells(path: Path, role: str, column: str | None, delimiter: str | None) -> Iterator[tuple[int, str]]:

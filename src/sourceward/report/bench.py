@@ -9,7 +9,7 @@ import numpy as np
 from sourceward.report import bench_sections as parts
 from sourceward.report.beside import absent, cost
 from sourceward.report.page import Page, Section, Table
-from sourceward.report.subject import NONE, Subject, choose_subject
+from sourceward.report.subject import NONE, Subject, choose_subject, in_part
 from sourceward.report.words import asks_for, short_names
 
 WHERE = {
@@ -57,7 +57,7 @@ def headline(subject: Subject) -> str:
     domains = len(row["targets"])
     over = f"{domains} unseen domain{'s' if domains > 1 else ''}, {seeds} seed{'s' if seeds > 1 else ''}"
     if not any(target["saved"] or target["lost"] for target in row["targets"].values()):
-        return f"{subject.title} changes no answer: {100 * row['mean']:.1f} % with and without ({over})."
+        return f"{subject.title} makes no difference: {100 * row['mean']:.1f} % with and without ({over})."
     return (
         f"{subject.title} {says}: {100 * row['mean'] - gain:.1f} % becomes {100 * row['mean']:.1f} % "
         f"({gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}; {over})."
@@ -68,7 +68,7 @@ def notes(results: dict[str, Any], subject: Subject) -> list[str]:
     """What qualifies the headline."""
     rows = {row["adapter"]: row for row in results["table"]}
     said = [_by_target(subject)]
-    if "linear" in rows:
+    if "linear" in rows and not subject.partial:
         ahead = 100 * (subject.row["mean"] - rows["linear"]["mean"])
         said.append(
             f"A linear classifier on the same features, trained the ordinary way, reaches "
@@ -80,9 +80,8 @@ def notes(results: dict[str, Any], subject: Subject) -> list[str]:
     if selected is not None and selected is not subject.row:
         idle = sum(key == NONE for key in selected["chosen"].values())
         said.append(
-            f"Chosen honestly, the number of steps brings {100 * selected['gain']:+.1f} points; no "
-            "adaptation was "
-            f"chosen in {idle} of {len(selected['chosen'])} cases."
+            f"Chosen without the target's labels, the number of steps brings {100 * selected['gain']:+.1f} "
+            f"points; the choice was no step at all in {idle} of {len(selected['chosen'])} trainings."
         )
     said += _promise(subject)
     said.append(WHERE[results["selection"]])
@@ -109,11 +108,13 @@ def _by_target(subject: Subject) -> str:
 
 
 def _peers(rows: dict[str, Any], subject: Subject) -> list[str]:
-    """The best method of others, and what it asks for."""
+    """The best method of others on all rows, and what it asks for."""
+    part = in_part(subject.cells)
     others = [
         row
-        for row in rows.values()
-        if not row["oracle"] and "traits" in row and row["adapter"].split(":")[0] not in (NONE, "ebtsa")
+        for key, row in rows.items()
+        if not row["oracle"] and "traits" in row and key.split(":")[0] not in (NONE, "ebtsa")
+        if key not in part
     ]
     if not others:
         return []

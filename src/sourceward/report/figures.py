@@ -26,6 +26,9 @@ STYLES = (
 INK = "#010203"
 """Stands for the page's own text colour; becomes `currentColor` in SVG."""
 
+NARROWEST = 0.5
+"""Points on either side of no difference that a chart of gains shows at least: less is no news."""
+
 RC = {
     "font.size": 10,
     "svg.fonttype": "none",
@@ -133,6 +136,8 @@ def draw_gains(
         color = BLUE if a > 0 else ORANGE if b < 0 else GREY
         axes.plot([a, b], [row, row], color=color, linewidth=2, solid_capstyle="round")
         axes.plot([gain], [row], color=color, marker="o" if gain >= 0 else "s", markersize=6)
+    left, right = axes.get_xlim()
+    axes.set_xlim(min(left, -NARROWEST), max(right, NARROWEST))
     axes.set_yticks(rows, names)
     axes.set_ylim(-0.7, len(names) - 0.3)
     axes.set_xlabel(xlabel)

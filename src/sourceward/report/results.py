@@ -25,6 +25,10 @@ def report_page(folder: str | Path, adapter: str | None = None) -> Page:
         raise InputError(f"--adapter is for results of `sourceward bench`, which '{folder}' does not hold.")
     if results.get("kind") == "experiment":
         return experiment_page(results, folder)
+    if "verdicts" in results:
+        page = folder / "report.html"
+        do = f"Open '{page}'" if page.exists() else "Run it again"
+        raise InputError(f"'{folder / FILE}' is of `sourceward demo`, which makes a page by itself. {do}.")
     raise InputError(
         f"'{folder / FILE}' is of an earlier kind or of another command, which has no page here. "
         "Run `sourceward bench` again, into a new folder."

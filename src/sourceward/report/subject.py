@@ -1,5 +1,6 @@
 """The adapter that a bench's page is about, and its numbers in every cell."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,11 @@ class Subject:
 
     def before(self, cell: dict[str, Any]) -> dict[str, Any]:
         return cell["adapters"][NONE]
+
+
+def in_part(cells: Iterable[dict[str, Any]]) -> set[str]:
+    """Contestants that answered some rows of the targets: their means are those of other samples."""
+    return {key for cell in cells for key, numbers in cell["adapters"].items() if "rows" in numbers}
 
 
 def choose_subject(results: dict[str, Any], adapter: str | None = None) -> Subject:

@@ -32,8 +32,8 @@ FASHION = (
     "ankle boot",
 )
 LAYOUT = (
-    "<root>/.../train-images-idx3-ubyte and train-labels-idx1-ubyte, raw or .gz; t10k-* for part='test'. "
-    "Options: setting='15-75'|'30-60'|'30-45', or angles and targets in degrees; per_domain; images."
+    "<root>/.../train-images-idx3-ubyte and train-labels-idx1-ubyte, raw or .gz; t10k-* for part=test. "
+    "Options: setting=15-75, 30-60 or 30-45, or angles and targets in degrees; per_domain; images."
 )
 
 

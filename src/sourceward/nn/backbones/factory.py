@@ -20,7 +20,7 @@ from sourceward.nn.backbones.preprocessing import (
 )
 from sourceward.nn.backbones.resnet_v1 import SUFFIX, warn_of_stride
 from sourceward.nn.backbones.tokenizers import FOLDER, HashTokenizer, HfTokenizer, Tokenizer
-from sourceward.nn.backbones.weights import Weights, is_default, load_weights, read_weights
+from sourceward.nn.backbones.weights import OTHERWISE, Weights, is_default, load_weights, read_weights
 
 
 class Family(Protocol):
@@ -115,7 +115,8 @@ def create_backbone(
 
 
 def list_backbones(filter: str | None = None) -> list[str]:
-    """Specs that match a glob or contain a word; `"timm:*"` for one family. For `hf:` only examples.
+    """Specs that match a glob, with or without their family, or contain a word; `"timm:*"` for one family.
+    For `hf:` only examples.
 
     >>> list_backbones("tiny:*")
     ['tiny:conv', 'tiny:text']
@@ -125,7 +126,12 @@ def list_backbones(filter: str | None = None) -> list[str]:
     family = wanted.partition(":")[0]
     families = [family] if ":" in wanted and family in FAMILIES else list(FAMILIES)
     specs = (f"{family}:{name}" for family in families for name in FAMILIES[family].names())
-    return [spec for spec in specs if fnmatchcase(spec.lower(), pattern)]
+    return [spec for spec in specs if any(fnmatchcase(part, pattern) for part in _both(spec.lower()))]
+
+
+def _both(spec: str) -> tuple[str, str]:
+    """A spec and its name alone."""
+    return spec, spec.partition(":")[2]
 
 
 def rebuild(
@@ -188,7 +194,7 @@ def _resolve(spec: str) -> tuple[str, str, str]:
     if not name or not FAMILIES[family].is_name(name):
         known = FAMILIES[family].names()
         near = get_close_matches(name, known, n=5, cutoff=0.0)
-        hint = f" list_backbones('{family}:*') names all {len(known):,}."
+        hint = f" `sourceward list backbones '{family}:*'` names all {len(known):,}."
         raise InputError(f"{unknown_name(f'{family} model', name, near)}{hint}")
     return family, name, name
 
@@ -200,8 +206,8 @@ def _check_options(family: str, name: str, weights: Weights | None, pooling: str
         )
     if family in ("timm", "torchvision") and name.endswith(SUFFIX) and is_default(weights):
         raise InputError(
-            f"{family} has no weights for {name}, the ResNet with its stride in the 1x1 convolution. "
-            "Give a file with `weights=PATH`, or `weights=None`."
+            f"{family} has no weights for {name}, the ResNet with its stride in the 1x1 convolution: "
+            f"{OTHERWISE}"
         )
 
 

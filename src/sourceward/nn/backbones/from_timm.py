@@ -10,6 +10,7 @@ from sourceward.nn.backbones.backbone import Parts
 from sourceward.nn.backbones.download import hub_file, no_download, url_cache
 from sourceward.nn.backbones.preprocessing import INTERPOLATIONS, ImagePreprocessing
 from sourceward.nn.backbones.resnet_v1 import split_name, stride_in_1x1
+from sourceward.nn.backbones.weights import OTHERWISE
 
 
 def build(
@@ -64,9 +65,9 @@ def _pretrained(name: str, architecture: dict[str, Any], local_files_only: bool)
     import timm
 
     settings = timm.get_pretrained_cfg(name)
-    remedy = "Connect once, or give a file (`weights=PATH`), or start at random (`weights=None`)."
+    remedy = f"Connect once, {OTHERWISE}"
     if settings is None or not settings.has_weights:
-        raise InputError(f"timm has no weights for {name!r}. Pass `weights=PATH` or `weights=None`.")
+        raise InputError(f"timm has no weights for {name!r}: {OTHERWISE}")
     options = dict(architecture, pretrained=True, num_classes=0)
     try:
         if settings.hf_hub_id:

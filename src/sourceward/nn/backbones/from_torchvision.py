@@ -9,6 +9,7 @@ from sourceward.nn.backbones.backbone import Parts
 from sourceward.nn.backbones.download import no_download, url_cache
 from sourceward.nn.backbones.preprocessing import ImagePreprocessing
 from sourceward.nn.backbones.resnet_v1 import split_name, stride_in_1x1
+from sourceward.nn.backbones.weights import OTHERWISE
 
 HEADS = ("fc", "classifier", "heads", "head")
 
@@ -36,7 +37,7 @@ def build(
         with url_cache(weights.url, local_files_only=local_files_only):
             network = torchvision.models.get_model(base, weights=weights, **architecture)
     except OSError as error:
-        remedy = "Connect once, or give a file (`weights=PATH`), or start at random (`weights=None`)."
+        remedy = f"Connect once, {OTHERWISE}"
         raise no_download(f"the weights of torchvision:{name}", remedy, error) from error
     except ValueError as error:  # a vision transformer asked for another size than its weights have
         raise InputError(

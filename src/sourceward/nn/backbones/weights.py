@@ -19,6 +19,9 @@ BUFFERS = ("num_batches_tracked", "position_ids", "relative_position_index", "at
 
 Weights = str | Path | Mapping[str, Tensor]
 
+OTHERWISE = "give a file as `weights`, or none to start at random."
+"""What to do where a library has no weights, in the words of the shell and of Python."""
+
 
 def is_default(weights: Weights | None) -> bool:
     return isinstance(weights, str) and weights == "default"
@@ -31,7 +34,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         path = path / "model.safetensors"
     if not path.is_file():
         raise InputError(
-            f"Expected `weights` to be 'default', None or a file, but there is no file {str(path)!r}."
+            f"Expected `weights` to be 'default', none or a file, but there is no file {str(path)!r}."
         )
     from safetensors import SafetensorError
     from safetensors.torch import load_file
