@@ -15,12 +15,12 @@ SETTINGS = {**TINY, "image_size": 16, "num_steps": "auto"}
 
 @pytest.mark.parametrize("worth", [0.02, 0.0])
 def test_self_tuned_is_the_model_itself(tmp_path, monkeypatch, worth):
-    def tried(name, network, part, picture):
+    def tried(name, network, voices, label):
         right = np.zeros((2, 1000))
         right[1, : round(1000 * worth)] = 1
         return Trial(name, right)
 
-    monkeypatch.setattr("sourceward.fitting.joint.pretend_view", tried)
+    monkeypatch.setattr("sourceward.fitting.joint.try_views", tried)
     training = Training(SETTINGS, "cpu", backbone="tiny:conv", weights=None, freeze=True)
     checkpoint = train(tiny_images(), training, (), 0, tmp_path)
     model = sw.load(tmp_path / "model", "cpu")

@@ -10,11 +10,11 @@ import sourceward as sw
 from sourceward.data.augment import toward_amplitude
 from sourceward.data.views import SHARE
 from sourceward.errors import InputError
-from sourceward.estimator.tuning import CAP, Trial, pretend_view
+from sourceward.estimator.tuning import CAP, Trial, try_views
 from sourceward.features import extract_styled
 from sourceward.fitting import fit
 from sourceward.fitting.arrange import arrange
-from sourceward.fitting.styles import beside
+from sourceward.fitting.styles import beside, directions
 from sourceward.nn.backbones import create_backbone
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
 
@@ -102,14 +102,15 @@ def test_pretend_targets_say_whether_to_ask_about_styles(tmp_path, monkeypatch):
     """Each source is asked about in the style of another by a network that was trained without it."""
     worth = {"a": 0.03, "b": 0.01, "c": 0.02}
 
-    def tried(name, network, part, picture):
-        assert len(picture) == len(part[1])
-        assert not torch.equal(picture, part[0])
+    def tried(name, network, voices, label):
+        assert [len(pictures) for pictures in voices] == [1, 2]  # each of the two sources that are left
+        assert all(len(one) == len(label) for pictures in voices for one in pictures)
+        assert not torch.equal(voices[1][0], voices[0][0])
         right = np.zeros((2, 1000))
         right[int(worth[name] > 0), : round(1000 * abs(worth[name]))] = 1
         return Trial(name, right)
 
-    monkeypatch.setattr("sourceward.fitting.joint.pretend_view", tried)
+    monkeypatch.setattr("sourceward.fitting.joint.try_views", tried)
     model = fit_tiny(tiny_images(), tmp_path / "on", target=(), freeze=True, settings={"num_steps": "auto"})
     told = model.info["views_promise"]
     assert told["gain"] == pytest.approx((CAP + 0.01 + 0.02) / 3)
@@ -122,16 +123,37 @@ def test_pretend_targets_say_whether_to_ask_about_styles(tmp_path, monkeypatch):
     assert "not worth it" in (tmp_path / "off" / "README.md").read_text()
 
 
-def test_a_pretend_target_is_asked_with_and_without_its_other_picture(tmp_path):
+def test_a_pretend_target_is_asked_with_and_without_its_other_pictures(tmp_path):
     model = fit_tiny(tiny_features(), tmp_path / "run", settings={"whiten": False})
     data = tiny_features().of_domains("c")
-    label = torch.from_numpy(data.labels).long()
-    part, picture = (torch.from_numpy(data.items), label), torch.from_numpy(data.items[::-1].copy())
-    trial = pretend_view("c", model.network, part, picture)
-    rows = np.random.default_rng(0).permutation(len(label))
+    label, feature = torch.from_numpy(data.labels).long(), model.features(data.items)
+    other, third = feature.flip(0), feature.roll(1, 0)
+    trial = try_views("c", model.network, [[feature], [other, third]], label)
     plain = model.adapt(data.items, num_steps=0).probabilities
-    for right, answer in zip(trial.right, (plain, plain + plain[::-1])):
-        np.testing.assert_array_equal(right, (answer.argmax(1) == data.labels)[rows])
+    asked = plain + (plain[::-1] + np.roll(plain, 1, 0)) / 2
+    for right, answer in zip(trial.right, (plain, asked)):
+        np.testing.assert_array_equal(right, answer.argmax(1) == data.labels)
+
+
+def test_who_plays_the_target_is_no_style_to_learn(tmp_path, monkeypatch):
+    """Copies toward the source that is held out teach the pretend model nothing, the others do."""
+    taught = []
+
+    def fit_network(self, parts, *rest, **options):
+        taught.append([len(x) for x, _ in parts])
+        return real(self, parts, *rest, **options)
+
+    real = sw.EnergyAdapter._fit_network
+    monkeypatch.setattr("sourceward.EnergyAdapter._fit_network", fit_network)
+    fit_tiny(tiny_images(), tmp_path / "run", target=(), freeze=True, settings={"num_steps": "auto"})
+    train = arrange(tiny_images())[1]
+    sizes = [rows.stop - rows.start for rows in train]
+    expected = []
+    for held in range(3):
+        left = [source for source in range(3) if source != held]
+        kept = [(directions(source, train[source], 3) != held).sum() for source in left]
+        expected.append([sizes[source] + more for source, more in zip(left, kept)])
+    assert taught == expected
 
 
 def test_last_weights_know_the_styles_too(tmp_path, monkeypatch):

@@ -294,6 +294,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         classes: np.ndarray,
         shifted: Part | None = None,
         watch: Callable[[int, Network], None] | None = None,
+        teaches: Callable[[int, int], Part] | None = None,
     ) -> tuple[AdaptSettings, Promise | None]:
         """Settings of test time that pretend targets ask for, and what they gained; see `tuning`.
 
@@ -302,7 +303,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             names: of the sources.
             classes: all of them.
             shifted: samples of no source to practise on.
-            watch: see `tune`.
+            watch, teaches: see `tune`.
         """
         asked, learns = self.num_steps != "auto", self.aggregation == "learned"
         settings = self._test_time(int(self.num_steps) if asked else LENGTHS[0])
@@ -311,7 +312,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         fit = partial(self.pretender(classes)._fit_network, shifted=shifted)
         if asked:
             return (learn_votes(parts, fit, settings) if learns and self.num_steps else settings), None
-        return tune(parts, names, fit, settings, watch)
+        return tune(parts, names, fit, settings, watch, teaches)
 
     def pretender(self, classes: np.ndarray) -> "EnergyAdapter":
         """An unfitted twin that trains the models of pretend targets, on class numbers of `classes`."""

@@ -102,6 +102,7 @@ def tune(
     fit: Callable[[list[Part]], Network],
     settings: AdaptSettings,
     watch: Callable[[int, Network], None] | None = None,
+    teaches: Callable[[int, int], Part] | None = None,
 ) -> tuple[AdaptSettings, Promise]:
     """Choose how far to walk.
 
@@ -111,10 +112,12 @@ def tune(
         fit: trains a network on some of them, calibrated and ready to use.
         settings: of test time, whose number of steps is to be chosen.
         watch: is shown every network, with the number of the source that it was trained without.
+        teaches: what a network without one source learns of another; its part when None.
     """
     trials = []
     for held, part in enumerate(parts):
-        network = fit([other for source, other in enumerate(parts) if source != held])
+        others = [source for source in range(len(parts)) if source != held]
+        network = fit([teaches(held, source) if teaches else parts[source] for source in others])
         trials.append(pretend(str(names[held]), network, part, settings))
         if watch is not None:
             watch(held, network)
@@ -169,12 +172,6 @@ def pretend(name: str, network: Network, part: Part, settings: AdaptSettings) ->
     if settings.aggregation != "learned":
         return Trial(name, right)
     return Trial(name, right, tuple(observe(network, part, one) for one in tried[1:]))
-
-
-def pretend_view(name: str, network: Network, part: Part, picture: Tensor) -> Trial:
-    """Ask a network trained without a source about its samples, and about another picture of each."""
-    scaled, label = _some(network, part)
-    return try_views(name, network, [[scaled], [_some(network, (picture, part[1]))[0]]], label)
 
 
 def try_views(name: str, network: Network, voices: Sequence[Sequence[Tensor]], label: Tensor) -> Trial:

@@ -12,11 +12,12 @@ from sourceward.adapters.base import Adapted
 from sourceward.data.views import STYLE
 from sourceward.distil import distil
 from sourceward.estimator import EnergyAdapter, Promise
-from sourceward.estimator.tuning import pretend_view, settle_views
+from sourceward.estimator.tuning import Part, settle_views, try_views
 from sourceward.fitting.cost import Meter
 from sourceward.fitting.run_folder import LAST
 from sourceward.fitting.settings import AUTO, NONE, READY, FitSettings
 from sourceward.fitting.stage import Job, Stage
+from sourceward.fitting.styles import directions
 from sourceward.fitting.views import named
 from sourceward.functional import Loss
 from sourceward.inputs import Resident
@@ -128,14 +129,26 @@ class Run(Stage):
         estimator = EnergyAdapter(
             **settings.estimator(), device=str(task.labels.device), random_state=self.job.seed
         )
-        copies = [task.samples.rows[plain.stop : rows.stop] for plain, rows in zip(task.plain, task.train)]
+        rows, labels, count = task.samples.rows, task.labels, len(task.train)
         trials = []
 
-        def watch(held: int, network: Network) -> None:
-            if len(copies[held]) and settings.views == AUTO:
-                trials.append(pretend_view(names[held], network, parts[held], copies[held]))
+        def teaches(held: int, source: int) -> Part:
+            """The samples as they came, and copies that go to none but the sources that are left."""
+            own, plain = task.train[source], task.plain[source]
+            toward = directions(source, slice(plain.stop, own.stop), count)
+            copies = plain.stop + np.flatnonzero(toward != held)
+            number = np.concatenate([np.arange(plain.start, plain.stop), copies])
+            return rows[number], labels[number]
 
-        adapt, promise = estimator.self_tune(parts, names, classes, task.samples.shifted, watch)
+        def watch(held: int, network: Network) -> None:
+            if task.pictures:
+                own = task.pictures[held]
+                there = slice(task.plain[held].start, task.plain[held].start + len(own[0]))
+                voices = [[network.features(x) for x in of] for of in ([rows[there]], own)]
+                trials.append(try_views(names[held], network, voices, labels[there]))
+
+        shifted = task.samples.shifted
+        adapt, promise = estimator.self_tune(parts, names, classes, shifted, watch, teaches)
         self.views_promise = settle_views(trials) if trials else None
         return adapt, promise
 

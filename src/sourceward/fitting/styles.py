@@ -11,15 +11,19 @@ from torch import Tensor
 
 from sourceward.data import DomainDataset
 from sourceward.data.views import mean_amplitude
+from sourceward.estimator.tuning import FEWEST_SOURCES
 from sourceward.features import extract_styled
 from sourceward.fitting.arrange import Arranged, arrange
-from sourceward.fitting.settings import FitSettings
+from sourceward.fitting.settings import AUTO, FitSettings
 from sourceward.fitting.stage import Job
 from sourceward.inputs import prepare_samples
 from sourceward.nn.backbones import Backbone
 
 STYLE_ROWS = 400
 """Images of a source that tell its style."""
+
+PICTURED = 1000
+"""Images of a pretend target that are asked about in the style of every source."""
 
 
 def source_styles(
@@ -46,9 +50,40 @@ def styled_copies(
         return None
     dataset, train, _ = arrange(sources, job.settings.validation_fraction)
     part = dataset.select(np.arange(train[-1].stop))
-    number = np.concatenate([np.arange(rows.stop - rows.start) for rows in train])
-    toward = (part.domains + 1 + number % (count - 1)) % count
+    toward = np.concatenate([directions(source, rows, count) for source, rows in enumerate(train)])
     return extract_styled(part, backbone, job.styles, toward, device, job.progress)
+
+
+def directions(source: int, rows: slice, count: int) -> np.ndarray:
+    """The other sources, in turn: where the copy of each training row of a source goes.
+
+    >>> directions(1, slice(10, 15), 3)
+    array([2, 0, 2, 0, 2])
+    """
+    return (source + 1 + np.arange(rows.stop - rows.start) % (count - 1)) % count
+
+
+def styled_pictures(
+    sources: DomainDataset, backbone: Backbone, job: Job, device: torch.device
+) -> list[list[np.ndarray]]:
+    """Of each source, features of its first training images half way to every other source: what it is asked
+    about as a pretend target. None where nobody will ask."""
+    count = len(sources.domain_names)
+    asks = job.settings.styles and job.settings.views == AUTO and job.settings.num_steps == "auto"
+    if not asks or job.styles is None or count < FEWEST_SOURCES:
+        return []
+    dataset, train, _ = arrange(sources, job.settings.validation_fraction)
+    pictures: list[list[np.ndarray]] = [[] for _ in train]
+    for toward in range(count):
+        own = [
+            np.arange(r.start, min(r.stop, r.start + PICTURED)) for s, r in enumerate(train) if s != toward
+        ]
+        part = dataset.select(np.concatenate(own))
+        there = np.full(len(part), toward)
+        feature = extract_styled(part, backbone, job.styles, there, device, job.progress)
+        for source in (s for s in range(count) if s != toward):
+            pictures[source].append(feature[part.domains == source])
+    return pictures
 
 
 def beside(dataset: DomainDataset, train: list[slice], val: list[slice], copies: np.ndarray) -> Arranged:

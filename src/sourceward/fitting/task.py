@@ -10,7 +10,7 @@ from sourceward.data import DomainDataset
 from sourceward.features import extract_corrupted, extract_features
 from sourceward.fitting.arrange import Arranged, arrange
 from sourceward.fitting.stage import Job
-from sourceward.fitting.styles import beside, styled_copies
+from sourceward.fitting.styles import beside, styled_copies, styled_pictures
 from sourceward.functional import spread
 from sourceward.inputs import Resident, Samples, encode, prepare_samples
 from sourceward.nn import Network
@@ -48,6 +48,8 @@ class Task(Prepared):
     """Rows of a source to look at during training; all when None."""
     plain: list[slice]
     """Of `train`, the samples as they came."""
+    pictures: list[list[Tensor]]
+    """Of the first samples of each source, half way to the style of every other; none where nobody asks."""
 
     @property
     def bf16(self) -> bool:
@@ -88,10 +90,12 @@ def make_task(
     """Algorithm 1 with the backbone, or on the features of one that is frozen."""
     trained, still = (None, backbone) if freeze else (backbone, None)
     shifted = copies = None
+    pictures: list[list[np.ndarray]] = []
     if still is not None:
         with job.processes.main_first():
             shifted = _corrupted(sources, still, job, device)
             copies = styled_copies(sources, still, job, device)
+            pictures = styled_pictures(sources, still, job, device)
             sources = extract_features(sources, still, device, job.progress)
     dataset, train, val = arrange(sources, job.settings.validation_fraction)
     plain = train
@@ -103,17 +107,19 @@ def make_task(
         feature, rows = torch.from_numpy(dataset.items), slice(0, train[-1].stop)
         before, feature = project_features(still, feature, rows, job.settings.components)
         dataset = replace(dataset, items=feature.numpy())
+    project = before.project if isinstance(before, Projected) else lambda feature: feature
     prepared = prepare((dataset, train, val), trained, job, device)
     if shifted is not None:
-        feature = before.project(shifted[0]) if isinstance(before, Projected) else shifted[0]
+        feature = project(shifted[0])
         assert isinstance(prepared.samples, Resident)
         prepared.samples = replace(prepared.samples, shifted=(feature.to(device), shifted[1].to(device)))
+    seen = [[project(torch.from_numpy(one)).to(device) for one in own] for own in pictures]
     dim = trained.dim if trained is not None else dataset.items.shape[1]
     network = Network(len(train), len(dataset.classes), dim, job.settings.head, trained).to(device)
     if device.type == "cuda" and trained is not None and trained.kind == "image":
         trained.to(memory_format=torch.channels_last)
     look = None if trained is None else LOOK
-    return Task(**vars(prepared), network=network, still=before, look=look, plain=plain)
+    return Task(**vars(prepared), network=network, still=before, look=look, plain=plain, pictures=seen)
 
 
 def _corrupted(
