@@ -13,6 +13,7 @@ from sourceward.cli.main import build_app
 from sourceward.data.views import look
 from sourceward.errors import InputError
 from sourceward.model import evaluate
+from sourceward.model.card import model_card
 from sourceward.model.evaluation import asked_features
 from tests.tiny_runs import fit_tiny, image_folder, tiny_images, tiny_texts
 
@@ -114,3 +115,10 @@ def test_without_adaptation_there_are_no_views(model):
     assert np.array_equal(model.ask_views("flip+style").adapt(images(), num_steps=0).probabilities, plain)
     scores = evaluate(model, tiny_images(), num_steps=0)["mean"]
     assert scores["gain"] == 0
+
+
+def test_the_card_tells_views_that_were_chosen_by_hand(model, tmp_path):
+    assert "as you chose" not in model_card(model.config())
+    model.ask_views("flip+zoom").save(tmp_path / "other")
+    card = (tmp_path / "other" / "README.md").read_text()
+    assert "- Asked about, as you chose: each image mirrored and from closer by." in card

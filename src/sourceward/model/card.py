@@ -27,8 +27,7 @@ def model_card(config: dict[str, Any]) -> str:
         f"- Walk at test time: {_walk(adapt)}",
         *_scores(config.get("metrics") or {}),
         f"- Will adaptation help on an unseen domain? {_promise(config.get('promise'))}",
-        *([f"- Asked about each image, too: {how_text(config['views'])}"] if config.get("views") else []),
-        *([f"- And other pictures? {views_text(told)}"] if (told := config.get("views_promise")) else []),
+        *_views(config.get("views", ""), config.get("views_promise")),
         "",
         "```python",
         "import sourceward as sw",
@@ -54,6 +53,14 @@ def _promise(told: dict[str, Any] | None) -> str:
             "the unseen one."
         )
     return f"{Promise(**told)}."
+
+
+def _views(asked: str, told: dict[str, Any] | None) -> list[str]:
+    """What was found out about views, and which are asked about where that is something else."""
+    lines = [f"- And other pictures? {views_text(told)}"] if told else []
+    if asked != (told["views"] if told and told["adapts"] else ""):
+        lines.append(f"- Asked about, as you chose: each image {how_text(asked) if asked else 'alone'}.")
+    return lines
 
 
 VIEW_TEXT = {
