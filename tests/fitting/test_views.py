@@ -56,7 +56,7 @@ def test_moments_are_those_of_the_sources_training_images(tmp_path):
 
 
 def test_held_out_samples_may_speak_against_views(tmp_path, monkeypatch):
-    asked = scripted(monkeypatch, [0.01, -0.01, -0.3, -0.3])
+    asked = scripted(monkeypatch, [0.01, -0.01, -0.3, -0.3, 0.01, -0.03])
     model = fit_views(tmp_path / "on", "ready")
     assert [(name, voices) for name, voices, _ in asked] == [("a", [1, 1, 1, 2]), ("b", [1, 1, 1, 2])]
     assert model.views == sw.load(tmp_path / "on", "cpu").views == "flip+zoom+moments"
@@ -65,6 +65,7 @@ def test_held_out_samples_may_speak_against_views(tmp_path, monkeypatch):
     model = fit_views(tmp_path / "off", "ready")
     assert model.views == ""
     assert "not worth it" in (tmp_path / "off" / "README.md").read_text()
+    assert fit_views(tmp_path / "half a point", "ready").views == ""
 
 
 def test_what_training_did_not_do_is_not_asked_about(tmp_path):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sourceward.adapters.views import check_views
 from sourceward.data.views import MOMENTS
-from sourceward.estimator.tuning import Promise, Trial, promise, try_views
+from sourceward.estimator.tuning import VIEWS_WORTH, Promise, Trial, promise, try_views
 from sourceward.fitting.settings import AUTO, NONE, READY, FitSettings
 from sourceward.fitting.styles import STYLE_ROWS
 from sourceward.fitting.task import Prepared
@@ -80,7 +80,7 @@ def settle_by_validation(
     if not trials:
         return "", None
     told = replace(promise(trials, 1, AdaptSettings().off()), seen=True)
-    told = told if told.high >= 0 else replace(told, adapts=False)
+    told = replace(told, adapts=told.high >= 0 and told.gain >= -VIEWS_WORTH)
     return names if told.adapts else "", named(told, names)
 
 
