@@ -100,13 +100,18 @@ class Training:
         return self.backbone or (PRESETS[self.preset].backbone if self.preset else None)
 
 
-@cache
 def _content(weights: str | None) -> str | None:
     """The hash of a file of weights; what is no file, as it was given."""
     if weights is None or not Path(weights).is_file():
         return weights
-    with Path(weights).open("rb") as stream:
-        return f"a file of hash {hashlib.file_digest(stream, 'blake2b').hexdigest()[:16]}"
+    return f"a file of hash {_hash(Path(weights), Path(weights).stat().st_mtime_ns)}"
+
+
+@cache
+def _hash(file: Path, changed: int) -> str:
+    """Of a file as it was when it was last `changed`."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "blake2b").hexdigest()[:16]
 
 
 def train(
