@@ -100,6 +100,13 @@ def test_pretend_targets_decide_where_there_are_any(tmp_path, monkeypatch):
     assert fit(four_domains(), out=tmp_path / "off", **options).views == ""
 
 
+def test_a_pretend_target_has_no_style_of_its_own(tmp_path, monkeypatch):
+    asked = scripted(monkeypatch, [0.02] * 3)
+    settings = AUTO | FINETUNE | {"crossfit": True, "views": "style"}
+    fit(four_domains(), out=tmp_path / "run", target="d", settings=settings, **OPTIONS)
+    assert [voices for _, voices, _ in asked] == [[1, 2]] * 3  # toward the two sources that are left
+
+
 def test_what_is_ready_for_views_asks_about_them():
     assert settings_for(True, learned=True).views == "ready"
     assert (
@@ -114,6 +121,11 @@ def test_what_is_ready_for_views_asks_about_them():
         (tiny_images, {"freeze": True, "settings": {"views": "moments"}}, "two stages"),
         (tiny_images, {"settings": {"views": "moments", "recipe": "joint"}}, "recipe 'joint'|two stages"),
         (tiny_images, {"settings": {"views": "flop"}}, "flip"),
+        (
+            tiny_images,
+            {"backbone": "timm:vit_tiny_patch16_224", "settings": {"views": "moments"}},
+            "no early maps",
+        ),
         (tiny_features, {"backbone": None, "settings": {"views": "flip"}}, "looks at an image"),
     ],
 )

@@ -64,7 +64,8 @@ def check_views(names: str, network: Network) -> None:
         if known.get(name, True) is None:
             why = {
                 STYLE: "This model knows no styles of its sources. Fit it again with this version.",
-                MOMENTS: "This model knows no moments of its sources: an older version, or no early maps.",
+                MOMENTS: "This model knows no moments of its sources: only a convolutional backbone that "
+                "this version fine-tuned does. Ask about other views, or fit it again without --freeze.",
             }
             raise Unsuitable(why[name])
 

@@ -82,7 +82,8 @@ def _trial(
     network, truth = fit(parts), torch.from_numpy(held.labels)
     walk = pretend(name, network, (both[len(feature) :], truth), settings)
     assert still is not None
-    network.backbone, network.styles = still, job.styles
+    left = [other for other in range(len(sources.domain_names)) if other != int(number)]
+    network.backbone, network.styles = still, None if job.styles is None else job.styles[left]
     network.moments = source_moments(tuned, prepared.samples, prepared.train)
     network.eval().to(prepared.labels.device)
     names = candidate(job.settings, network)

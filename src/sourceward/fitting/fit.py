@@ -35,6 +35,7 @@ from sourceward.fitting.stage import Job
 from sourceward.fitting.styles import source_styles
 from sourceward.fitting.task import Prepared, Task, make_task, prepare
 from sourceward.fitting.two_stage import Pretend, finish_two_stage
+from sourceward.fitting.views import moment_places
 from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
 from sourceward.parallel import Processes, choose_device, join_processes
@@ -194,6 +195,8 @@ def _check_views(backbone: Backbone | None, settings: FitSettings, trains: bool)
         raise InputError("`views` are looks at an image, and there are none here: leave it out.")
     if MOMENTS in settings.views and not (trains and settings.recipe == "two-stage"):
         raise InputError("`views=moments` belongs to a backbone that is trained in two stages: leave it out.")
+    if MOMENTS in settings.views and not moment_places(backbone.eval()):
+        raise InputError(f"{backbone.spec} has no early maps, and so no `moments`: name other views.")
 
 
 def _pretend(sources: DomainDataset, backbone: Backbone, job: Job, device: torch.device) -> Pretend | None:

@@ -1,7 +1,7 @@
 """One run of Algorithm 1: train, look at source validation, keep the best, end as a model folder."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from sourceward.fitting.run_folder import LAST
 from sourceward.fitting.settings import AUTO, NONE, READY, FitSettings
 from sourceward.fitting.stage import Job, Stage
 from sourceward.fitting.styles import directions
+from sourceward.fitting.task import Task
 from sourceward.fitting.views import named
 from sourceward.functional import Loss
 from sourceward.inputs import Resident
@@ -28,9 +29,6 @@ from sourceward.storage import save_tensors
 from sourceward.train import Feed, Trainer
 from sourceward.watch import note_of, parts_of
 
-if TYPE_CHECKING:
-    from sourceward.fitting.fit import Task
-
 
 class Run(Stage):
     """Algorithm 1 as a stage: backbone (where one is trained), heads and energies together."""
@@ -40,7 +38,7 @@ class Run(Stage):
     views_promise: Promise | None = None
     """What pretend targets gained by being asked about in the style of another source, too."""
 
-    def __init__(self, task: "Task", job: Job) -> None:
+    def __init__(self, task: Task, job: Job) -> None:
         super().__init__(job, job.settings)
         self.task = task
         self.meter = Meter(task.labels.device)

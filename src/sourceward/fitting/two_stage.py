@@ -6,7 +6,7 @@ without augmentation. Stage 2 is an `EnergyAdapter` and runs on the main process
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from sourceward.fitting.joint import validate
 from sourceward.fitting.run_folder import LAST
 from sourceward.fitting.settings import AUTO, READY
 from sourceward.fitting.stage import Job, Stage
+from sourceward.fitting.task import Prepared
 from sourceward.fitting.views import settle_by_validation, source_moments
 from sourceward.inputs import encode
 from sourceward.model import Model, load
@@ -32,16 +33,13 @@ from sourceward.settings import AdaptSettings
 from sourceward.storage import RESTART, load_tensors, save_tensors
 from sourceward.train import Feed
 
-if TYPE_CHECKING:
-    from sourceward.fitting.fit import Prepared
-
 
 class FineTuning(Stage):
     """Stage 1."""
 
     name = "finetune"
 
-    def __init__(self, prepared: "Prepared", backbone: Backbone, job: Job) -> None:
+    def __init__(self, prepared: Prepared, backbone: Backbone, job: Job) -> None:
         settings = job.settings.finetune
         super().__init__(job, settings)
         self.select = settings.select
@@ -120,7 +118,7 @@ Pretend = Callable[[EnergyAdapter], tuple[AdaptSettings, Promise, dict[str, Any]
 
 
 def finish_two_stage(
-    prepared: "Prepared",
+    prepared: Prepared,
     backbone: Backbone,
     job: Job,
     info: dict[str, Any],
@@ -139,7 +137,7 @@ def finish_two_stage(
 
 
 def fit_heads(
-    prepared: "Prepared",
+    prepared: Prepared,
     backbone: nn.Module,
     job: Job,
     info: dict[str, Any],
@@ -192,7 +190,7 @@ def fit_heads(
 
 
 def _shifted(
-    prepared: "Prepared", backbone: nn.Module, still: nn.Module | None, rows: slice, job: Job
+    prepared: Prepared, backbone: nn.Module, still: nn.Module | None, rows: slice, job: Job
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Features and labels of corrupted copies, where a lone source practises on those."""
     data = prepared.dataset
@@ -248,7 +246,7 @@ class _Log:
         self.job.record(STAGE_2, iteration, line)
 
 
-def _validate(model: Model, feature: Tensor, prepared: "Prepared", known: Tensor) -> dict[str, Any]:
+def _validate(model: Model, feature: Tensor, prepared: Prepared, known: Tensor) -> dict[str, Any]:
     """Source validation of the finished model; a class that no source trained on is never right."""
     label = known.to(feature.device)[prepared.labels]
     network = model.network

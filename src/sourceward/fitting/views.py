@@ -26,12 +26,17 @@ from sourceward.nn.moments import Moments, early_maps, observe_moments
 from sourceward.settings import AdaptSettings
 
 
-def source_moments(backbone: nn.Module, samples: Samples, train: list[slice]) -> Moments | None:
-    """Of each source's images, from as many of the training rows as tell its style."""
+def moment_places(backbone: nn.Module) -> list[str]:
+    """Modules of a backbone whose maps have moments; none where it reads no images or has no early maps."""
     looks = getattr(backbone, "preprocessing", None)
     if not isinstance(backbone, Backbone) or not isinstance(looks, ImagePreprocessing):
-        return None
-    places = [f"network.{name}" for name in early_maps(backbone.network, looks.size, len(looks.mean))]
+        return []
+    return [f"network.{name}" for name in early_maps(backbone.network, looks.size, len(looks.mean))]
+
+
+def source_moments(backbone: nn.Module, samples: Samples, train: list[slice]) -> Moments | None:
+    """Of each source's images, from as many of the training rows as tell its style."""
+    places = moment_places(backbone)
     if not places:
         return None
     few = [slice(rows.start, min(rows.stop, rows.start + STYLE_ROWS)) for rows in train]
