@@ -23,8 +23,11 @@ OPTIONS = {
 }
 
 
+STYLES = {"augmentation.fourier": 0.5}
+
+
 def fit_views(out, views, data=None, **settings):
-    chosen = TINY | FINETUNE | {"views": views} | settings
+    chosen = TINY | FINETUNE | STYLES | {"views": views} | settings
     return fit(data or tiny_images(), out=out, target="c", settings=chosen, **OPTIONS)
 
 
@@ -57,20 +60,24 @@ def test_moments_are_those_of_the_sources_training_images(tmp_path):
 
 def test_held_out_samples_may_speak_against_views(tmp_path, monkeypatch):
     asked = scripted(monkeypatch, [0.01, -0.01, -0.3, -0.3, 0.01, -0.03])
-    model = fit_views(tmp_path / "on", "ready")
+    model = fit_views(tmp_path / "on", "auto")
     assert [(name, voices) for name, voices, _ in asked] == [("a", [1, 1, 1, 2]), ("b", [1, 1, 1, 2])]
     assert model.views == sw.load(tmp_path / "on", "cpu").views == "flip+zoom+moments"
     assert model.info["views_promise"]["seen"]
     assert "with the moments of every source" in (tmp_path / "on" / "README.md").read_text()
-    model = fit_views(tmp_path / "off", "ready")
+    model = fit_views(tmp_path / "off", "auto")
     assert model.views == ""
     assert "not worth it" in (tmp_path / "off" / "README.md").read_text()
-    assert fit_views(tmp_path / "half a point", "ready").views == ""
+    assert fit_views(tmp_path / "half a point", "auto").views == ""
 
 
 def test_what_training_did_not_do_is_not_asked_about(tmp_path):
     off = {"augmentation.flip": 0, "augmentation.scale": [1, 1]}
-    assert fit_views(tmp_path / "run", "ready", **off).info["views_promise"]["views"] == "moments"
+    assert fit_views(tmp_path / "shapes", "auto", **off).info["views_promise"]["views"] == "moments"
+    off = {"augmentation.flip": 0, "augmentation.fourier": 0}
+    assert fit_views(tmp_path / "styles", "auto", **off).info["views_promise"]["views"] == "zoom"
+    off = {"augmentation.scale": [1, 1]} | off
+    assert "views_promise" not in fit_views(tmp_path / "none", "auto", **off).info
 
 
 def test_views_that_are_named_are_asked_about(tmp_path):
@@ -89,7 +96,7 @@ def test_views_that_are_named_are_asked_about(tmp_path):
 
 def test_pretend_targets_decide_where_there_are_any(tmp_path, monkeypatch):
     asked = scripted(monkeypatch, [0.02, 0.01, 0.015, -0.01, 0.0, 0.01])
-    settings = AUTO | FINETUNE | {"crossfit": True}
+    settings = AUTO | FINETUNE | STYLES | {"crossfit": True}
     options = OPTIONS | {"settings": settings, "target": "d", "allow_missing": True}
     model = fit(four_domains(), out=tmp_path / "on", **options)
     assert [name for name, _, _ in asked] == ["a", "b", "c"]
@@ -105,14 +112,6 @@ def test_a_pretend_target_has_no_style_of_its_own(tmp_path, monkeypatch):
     settings = AUTO | FINETUNE | {"crossfit": True, "views": "style"}
     fit(four_domains(), out=tmp_path / "run", target="d", settings=settings, **OPTIONS)
     assert [voices for _, voices, _ in asked] == [[1, 2]] * 3  # toward the two sources that are left
-
-
-def test_what_is_ready_for_views_asks_about_them():
-    assert settings_for(True, learned=True).views == "ready"
-    assert (
-        settings_for(True).views == settings_for(False, learned=True).views == FitSettings().views == "auto"
-    )
-    assert settings_for(True, {"views": "none"}, learned=True).views == "none"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from sourceward.fitting.crossfit import crossfit
 from sourceward.fitting.joint import Run
 from sourceward.fitting.presets import PRESETS
 from sourceward.fitting.run_folder import RunFolder, open_board, software
-from sourceward.fitting.settings import AUTO, NONE, READY, FitSettings, has_learned, settings_for
+from sourceward.fitting.settings import AUTO, NONE, FitSettings, has_learned, settings_for
 from sourceward.fitting.stage import Job
 from sourceward.fitting.styles import source_styles
 from sourceward.fitting.task import Prepared, Task, make_task, prepare
@@ -189,7 +189,7 @@ def _check_crossfit(sources: DomainDataset, settings: FitSettings, trains: bool)
 
 def _check_views(backbone: Backbone | None, settings: FitSettings, trains: bool) -> None:
     """Refuse before the work what the finished model could not be asked."""
-    if settings.views in (AUTO, READY, NONE):
+    if settings.views in (AUTO, NONE):
         return
     if backbone is None or backbone.kind != "image":
         raise InputError("`views` are looks at an image, and there are none here: leave it out.")

@@ -15,7 +15,7 @@ from sourceward.estimator import EnergyAdapter, Promise
 from sourceward.estimator.tuning import Part, settle_views, try_views
 from sourceward.fitting.cost import Meter
 from sourceward.fitting.run_folder import LAST
-from sourceward.fitting.settings import AUTO, NONE, READY, FitSettings
+from sourceward.fitting.settings import AUTO, NONE, FitSettings
 from sourceward.fitting.stage import Job, Stage
 from sourceward.fitting.styles import directions
 from sourceward.fitting.task import Task
@@ -67,7 +67,7 @@ class Run(Stage):
         network.backbone = network.backbone or task.still  # not before: the samples are its features already
         network.eval().requires_grad_(False).to(task.labels.device)
         info["promise"] = None if promise is None else promise.to_dict()
-        views = "" if self.settings.views in (AUTO, READY, NONE) else self.settings.views
+        views = "" if self.settings.views in (AUTO, NONE) else self.settings.views
         if self.views_promise is not None:
             info["views_promise"] = named(self.views_promise, STYLE)
             views = STYLE if self.views_promise.adapts else ""

@@ -25,7 +25,7 @@ _ESTIMATOR = {name: p.default for name, p in inspect.signature(EnergyAdapter).pa
 
 RECIPES = ("two-stage", "joint")
 SHIFTS = ("corruptions", "noise")
-AUTO, READY, NONE = "auto", "ready", "none"
+AUTO, NONE = "auto", "none"
 
 TWO_STAGE: dict[str, Any] = {
     **{name: _ESTIMATOR[name] for name in ("max_iter", "batch_size", "learning_rate")},
@@ -45,19 +45,17 @@ JOINT: dict[str, Any] = {
 ResNet-18 on PACS; 32 of each source is what DomainBed draws and what a small machine can hold. Features that
 change cannot be whitened once and for all."""
 PRETRAINED: dict[str, Any] = {
+    "finetune.max_iter": 3000,
     "finetune.schedule": "constant",
     "finetune.average": 1.0,
     "finetune.select": "late",
     "augmentation.fourier": 0.5,
     "augmentation.grayscale": 0.3,
     "augmentation.pencil": 0.3,
-    "views": READY,
 }
 """Where `two-stage` differs for an image backbone that has learned before. Its weights never go far, so that
 the mean of all iterates is a better network than any of them; styles are mixed and images redrawn, so that
-shapes must do, and other looks at an image can be asked about. Pretend targets of PACS say so
-(results/pacs/recipes.json, recipes-pencil.json, views.json). A backbone that starts at random is not ready:
-rotated digits lose by moments that are not their own."""
+shapes must do. Pretend targets of PACS say so (results/pacs/recipes.json, recipes-pencil.json)."""
 BY_RECIPE: Any = None
 """A default that is one of `TWO_STAGE` or of `JOINT`."""
 
@@ -102,10 +100,10 @@ class FitSettings:
         styles: where an image backbone is not trained, heads and energies also see every image half way to
             the style of another source, see `data.views`.
         views: looks at an image to ask about at test time beside it, joined by + (see `data.views`); `none`;
-            `auto`: those by which pretend targets gain that the backbone was not trained on, `style` where
-            it is not trained, with `crossfit` those of `ready`; `ready`: `moments`, and `flip` and `zoom`
-            where training flips and crops, unless pretend targets of `crossfit` gain too little by them or,
-            without it, the sources' held-out samples lose.
+            `auto`: `style` where the backbone is not trained and pretend targets gain by it; where it is
+            trained in two stages, what it is ready for: `flip`, `zoom` and `moments` where training flips,
+            crops and mixes styles, unless the sources' held-out samples lose by them or, with `crossfit`,
+            pretend targets gain too little.
         crossfit: fine-tune the backbone once more without each source, so that what is promised of adaptation
             was measured on domains that it had not seen.
         augmentation: of training images.
@@ -187,7 +185,7 @@ class FitSettings:
                 "`aggregation=learned` is learned from pretend targets, and the recipe 'joint' has none: "
                 "leave `recipe=two-stage`, or choose another aggregation."
             )
-        if self.views not in (AUTO, READY, NONE):
+        if self.views not in (AUTO, NONE):
             view_names(self.views)
         if not 0 < self.validation_fraction < 1:
             raise InputError(

@@ -21,7 +21,7 @@ from sourceward.fitting.cost import Meter
 from sourceward.fitting.finetune import Classifier, FineTuner
 from sourceward.fitting.joint import validate
 from sourceward.fitting.run_folder import LAST
-from sourceward.fitting.settings import AUTO, READY
+from sourceward.fitting.settings import AUTO
 from sourceward.fitting.stage import Job, Stage
 from sourceward.fitting.task import Prepared
 from sourceward.fitting.views import settle_by_validation, source_moments
@@ -182,7 +182,7 @@ def fit_heads(
     network.eval().requires_grad_(False)
     if told_of_views is None:
         model.views, told_of_views = settle_by_validation(model, prepared, settings, known)
-    elif told_of_views["adapts"] or settings.views not in (AUTO, READY):
+    elif told_of_views["adapts"] or settings.views != AUTO:
         model.views = told_of_views["views"]
     if told_of_views is not None:
         info["views_promise"] = told_of_views

@@ -1,8 +1,8 @@
-"""Views that a trained backbone asks about: which it could, and whether to.
+"""Views that a trained backbone asks about: which it is ready for, and whether to.
 
-A backbone trained with mixed styles is nearly blind to whose moments an image has, and what blindness is left
-averages out. Where pretend targets that it never saw can be asked (`crossfit`), they decide; else the views
-are kept unless the sources' own held-out samples lose by them.
+What training changes at random, the backbone is nearly blind to, and what it still sees averages out. Where
+pretend targets that it never saw can be asked (`crossfit`), they decide; else the views are kept unless the
+sources' own held-out samples lose by them.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sourceward.adapters.views import check_views
 from sourceward.data.views import MOMENTS
 from sourceward.estimator.tuning import VIEWS_WORTH, Promise, Trial, promise, try_views
-from sourceward.fitting.settings import AUTO, NONE, READY, FitSettings
+from sourceward.fitting.settings import AUTO, NONE, FitSettings
 from sourceward.fitting.styles import STYLE_ROWS
 from sourceward.fitting.task import Prepared
 from sourceward.inputs import Samples, encode
@@ -46,14 +46,19 @@ def source_moments(backbone: nn.Module, samples: Samples, train: list[slice]) ->
 
 def candidate(settings: FitSettings, network: Network) -> str:
     """Views to ask about: those that are set, or what training made the backbone ready for."""
-    if settings.views not in (AUTO, READY):
+    if settings.views != AUTO:
         names = "" if settings.views == NONE else settings.views
         check_views(names, network)
         return names
-    if network.moments is None:
+    if not any(isinstance(module, Backbone) and module.kind == "image" for module in network.modules()):
         return ""
-    trained = {"flip": settings.augmentation.flip > 0, "zoom": settings.augmentation.scale[0] < 1}
-    return "+".join([*(name for name, ready in trained.items() if ready), MOMENTS])
+    known = settings.augmentation
+    ready = {
+        "flip": known.flip > 0,
+        "zoom": known.scale[0] < 1,
+        MOMENTS: known.fourier > 0 and network.moments is not None,
+    }
+    return "+".join(name for name in ready if ready[name])
 
 
 @torch.no_grad()
@@ -74,8 +79,8 @@ def settle_by_validation(
         settings: of the fit.
         known: the model's number of each class of the data.
     """
-    names = candidate(settings, model.network) if settings.views != AUTO else ""
-    if not names or settings.views != READY:
+    names = candidate(settings, model.network)
+    if not names or settings.views != AUTO:
         return names, None
     trials = []
     for name, rows in zip(model.sources, prepared.val):
