@@ -9,7 +9,6 @@ import sourceward as sw
 from sourceward.errors import InputError
 from sourceward.estimator.tuning import Trial
 from sourceward.fitting import fit
-from sourceward.fitting.settings import FitSettings, settings_for
 from sourceward.nn.moments import own_moments
 from tests.fitting.test_crossfit import AUTO, four_domains
 from tests.tiny_runs import FINETUNE, TINY, tiny_features, tiny_images
@@ -132,3 +131,17 @@ def test_views_that_cannot_be_asked_about_are_refused_before_the_work(data, opti
     with pytest.raises(InputError, match=word):
         fit(data(), out=tmp_path / "run", target="c", **OPTIONS | options)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Views on a GPU need one")
+def test_views_are_fitted_and_asked_about_on_cuda(tmp_path):
+    settings = TINY | FINETUNE | STYLES | {"num_steps": 0}
+    options = OPTIONS | {"device": "cuda", "settings": settings, "target": "c"}
+    model = fit(tiny_images(), out=tmp_path / "run", **options)
+    assert model.info["views_promise"]["views"] == "flip+zoom+moments"
+    images, names = torch.from_numpy(tiny_images().items[:5]), "flip+zoom+style+moments"
+    there = model.ask_views(names).predict_proba(images)
+    here = sw.load(tmp_path / "run", "cpu").ask_views(names).predict_proba(images)
+    np.testing.assert_allclose(there, here, atol=0.05)  # bfloat16
+    alone = np.concatenate([model.predict_proba(image[None]) for image in images])
+    np.testing.assert_allclose(there, alone, atol=0.02)
