@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from sourceward.data.augment import (
     mix_amplitude,
     normalise,
     pencil,
+    turn,
 )
 from sourceward.errors import InputError
 
@@ -190,6 +192,30 @@ def test_amplitudes_are_mixed_and_the_phase_stays():
     torch.testing.assert_close(after.abs(), expected, atol=1e-3, rtol=1e-4)
     turned = (after * before.conj()).angle().abs() * (before.abs() > 0.1)  # of tiny numbers it means nothing
     assert turned.max() < 1e-3
+
+
+def test_a_turn_is_about_the_middle_and_each_image_has_its_own():
+    clean = images(batch=3, height=8, width=8).float()
+    out = turn(clean, torch.tensor([0.0, 90.0, -90.0]))
+    torch.testing.assert_close(out[0], clean[0], atol=1e-3, rtol=0)
+    torch.testing.assert_close(out[1], clean[1].rot90(1, (1, 2)), atol=1e-2, rtol=0)
+    torch.testing.assert_close(out[2], clean[2].rot90(-1, (1, 2)), atol=1e-2, rtol=0)
+    wide = torch.zeros(1, 3, 5, 9)
+    wide[..., 2, 4:7] = 1  # a bar from the middle to the right
+    assert turn(wide, torch.tensor([90.0]))[0, 0, :3, 4].round().tolist() == [1, 1, 1], (
+        "no longer, no shorter"
+    )
+
+
+def test_training_images_are_turned_by_no_more_than_asked():
+    clean = torch.zeros(64, 3, 33, 33, dtype=torch.uint8)
+    clean[:, :, 16, 16:] = 255  # a hand that points to the right
+    out = augment(clean, only(turn=20), generator=seeded(), mean=(0, 0, 0), std=(1, 1, 1))
+    tip = out[:, 0, :, 30].argmax(1) - 16
+    limit = 14 * math.tan(math.radians(20))
+    assert limit - 2 < tip.abs().max() <= limit + 1
+    assert (tip > 0).any()
+    assert (tip < 0).any()
 
 
 @pytest.mark.parametrize("off", [{"fourier": 1.0, "fourier_strength": 0.0}, {"fourier": 0.0}])

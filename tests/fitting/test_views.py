@@ -58,16 +58,23 @@ def test_moments_are_those_of_the_sources_training_images(tmp_path):
 
 
 def test_held_out_samples_may_speak_against_views(tmp_path, monkeypatch):
-    asked = scripted(monkeypatch, [0.01, -0.01, -0.3, -0.3, 0.01, -0.03])
+    fine, mixed, bad, half = [0.0, 0.0], [0.01, -0.01], [-0.3, -0.3], [0.01, -0.03]
+    asked = scripted(monkeypatch, fine + mixed + fine + mixed)
     model = fit_views(tmp_path / "on", "auto")
-    assert [(name, voices) for name, voices, _ in asked] == [("a", [1, 1, 1, 2]), ("b", [1, 1, 1, 2])]
+    each = [[1, 1], [1, 1], [1, 2], [1, 1, 1, 2]]  # by itself, then together
+    assert [(name, voices) for name, voices, _ in asked] == [(name, v) for v in each for name in "ab"]
     assert model.views == sw.load(tmp_path / "on", "cpu").views == "flip+zoom+moments"
     assert model.info["views_promise"]["seen"]
     assert "with the moments of every source" in (tmp_path / "on" / "README.md").read_text()
+    scripted(monkeypatch, fine + half + bad + fine)
+    assert fit_views(tmp_path / "one", "auto").views == "flip"
+    scripted(monkeypatch, bad * 4)
     model = fit_views(tmp_path / "off", "auto")
     assert model.views == ""
+    assert model.info["views_promise"]["views"] == "flip+zoom+moments"
     assert "not worth it" in (tmp_path / "off" / "README.md").read_text()
-    assert fit_views(tmp_path / "half a point", "auto").views == ""
+    scripted(monkeypatch, fine * 3 + bad)
+    assert fit_views(tmp_path / "together", "auto").views == ""
 
 
 def test_what_training_did_not_do_is_not_asked_about(tmp_path):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import sourceward as sw
 from sourceward.adapters.views import ask_views
 from sourceward.cli.main import build_app
-from sourceward.data.views import look
+from sourceward.data.views import TURNS, VIEWS, look
 from sourceward.errors import InputError
 from sourceward.model import evaluate
 from sourceward.model.card import model_card
@@ -20,7 +20,7 @@ from tests.tiny_runs import fit_tiny, image_folder, tiny_images, tiny_texts
 
 @pytest.fixture
 def model(tiny_run):
-    return sw.load(tiny_run, "cpu")
+    return sw.load(tiny_run, "cpu").ask_views("")
 
 
 def images():
@@ -38,6 +38,13 @@ def test_the_answer_is_the_mean_over_the_views(model):
     assert not np.array_equal(both.probabilities, plain.probabilities)
     again = model.ask_views("").adapt(images())
     assert np.array_equal(again.probabilities, plain.probabilities)
+
+
+def test_every_turn_counts_as_much_as_the_image(model):
+    pictures = [images(), *look(images(), VIEWS["turn"])]
+    expected = np.mean([model.predict_proba(picture) for picture in pictures], axis=0)
+    assert len(pictures) == 1 + len(TURNS)
+    np.testing.assert_allclose(model.ask_views("turn").predict_proba(images()), expected, atol=1e-6)
 
 
 def test_an_answer_does_not_depend_on_its_batch(model):
@@ -118,7 +125,8 @@ def test_without_adaptation_there_are_no_views(model):
 
 
 def test_the_card_tells_views_that_were_chosen_by_hand(model, tmp_path):
-    assert "as you chose" not in model_card(model.config())
-    model.ask_views("flip+zoom").save(tmp_path / "other")
+    chosen = model.info["views_promise"]["views"] if model.info["views_promise"]["adapts"] else ""
+    assert "as you chose" not in model_card(model.ask_views(chosen).config())
+    model.ask_views("gray+turn").save(tmp_path / "other")
     card = (tmp_path / "other" / "README.md").read_text()
-    assert "- Asked about, as you chose: each image mirrored and from closer by." in card
+    assert "as you chose: each image in gray and turned by 15 and 30 degrees either way." in card

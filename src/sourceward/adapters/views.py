@@ -11,7 +11,7 @@ from torch import Tensor
 from sourceward.adapters.base import ADAPTERS, Unsuitable
 from sourceward.adapters.memo import image_preprocessing
 from sourceward.adapters.peer import Peer, Response, encoder, unadapted
-from sourceward.data.views import MOMENTS, STYLE, VIEWS, View, look_normalised, styled, view_names
+from sourceward.data.views import MOMENTS, STYLE, TURN, VIEWS, View, look_normalised, styled, view_names
 from sourceward.nn import Network
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class Views(Peer):
     """The mean answer over the image and views of it; nothing learns.
 
     Args:
-        of: names in `data.views`, joined by +; each counts as much as the image itself.
+        of: names in `data.views`, joined by +; each, and each turn, counts as much as the image itself.
     """
 
     changes_weights: ClassVar[bool] = False
@@ -73,7 +73,7 @@ def check_views(names: str, network: Network) -> None:
 def ask_views(
     names: str, network: Network, ask: Callable[[Tensor], T], images: Tensor, look: Look
 ) -> Iterator[list[T]]:
-    """What is answered for every picture of each view, view by view.
+    """What is answered for every picture of each voice: a view is one, and each turn of the view `turn`.
 
     Args:
         names: of the views, joined by +.
@@ -87,7 +87,8 @@ def ask_views(
             yield [_toward(network, source, ask, images) for source in range(network.sources)]
         else:
             view = VIEWS[name] if name != STYLE else styled(network.styles)  # type: ignore[arg-type]
-            yield [ask(picture) for picture in look(images, view)]
+            answers = [ask(picture) for picture in look(images, view)]
+            yield from [[answer] for answer in answers] if name == TURN else [answers]
 
 
 def _toward(network: Network, source: int, ask: Callable[[Tensor], T], images: Tensor) -> T:

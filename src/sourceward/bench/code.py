@@ -76,6 +76,7 @@ RAW_ROOMS = (
     "fitting/arrange.py",
     "fitting/fit.py",
     "fitting/styles.py",
+    "fitting/turns.py",
     "fitting/views.py",
     "adapters/views.py",
     "fitting/task.py",

@@ -1,8 +1,9 @@
 """Training augmentation, batched on the device: each sample draws its own parameters.
 
-Crop and flip are one bilinear read. Colour follows in a fixed order: brightness, contrast, saturation, hue,
-gray. (torchvision shuffles it; so ordered, the batch shares each operation.) Last, an image may be redrawn in
-pencil, and take over amplitudes from another one of the batch. The host never waits for the device.
+Crop and flip are one bilinear read, a turn is another. Colour follows in a fixed order: brightness, contrast,
+saturation, hue, gray. (torchvision shuffles it; so ordered, the batch shares each operation.) Last, an image
+may be redrawn in pencil, and take over amplitudes from another one of the batch. The host never waits for the
+device.
 """
 
 import math
@@ -31,6 +32,7 @@ class Augmentation:
         scale: least and greatest share of the image's area that a crop keeps; (1, 1) keeps the whole image.
         ratio: least and greatest width / height of a crop, before it is resized.
         flip: chance of a mirror image.
+        turn: turned either way by up to this many degrees.
         brightness, contrast, saturation: each is multiplied by a factor from 1 - value to 1 + value.
         hue: turned by up to this share of the colour circle, at most 0.5.
         grayscale: chance of losing all colour.
@@ -43,6 +45,7 @@ class Augmentation:
     scale: tuple[float, float] = (0.8, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
+    turn: float = 0.0
     brightness: float = 0.4
     contrast: float = 0.4
     saturation: float = 0.4
@@ -63,7 +66,7 @@ class Augmentation:
                     "Use (1.0, 1.0) to leave it as it is."
                 )
         for field in fields(self)[2:]:
-            value, high = getattr(self, field.name), 0.5 if field.name == "hue" else 1.0
+            value, high = getattr(self, field.name), {"hue": 0.5, "turn": 180}.get(field.name, 1.0)
             if not (_is_number(value) and 0 <= value <= high):
                 raise InputError(
                     f"Expected `{field.name}` to be from 0 to {high:g}, but got {value!r}. "
@@ -112,6 +115,8 @@ def augment(
     if settings.scale != (1, 1) or settings.flip or after != before:
         boxes = draw_boxes(pixels, settings, generator)
         pixels = crop_and_flip(pixels, boxes, _chance(pixels, settings.flip, generator), after)
+    if settings.turn:
+        pixels = turn(pixels, _uniform(pixels, (len(pixels),), (-settings.turn, settings.turn), generator))
     for change in (recolour, redraw, swap_style):
         pixels = change(pixels, settings, generator)
     return normalise(pixels, mean, std, dtype)
@@ -174,6 +179,24 @@ def crop_and_flip(images: Tensor, boxes: Tensor, flips: Tensor, size: tuple[int,
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
+def turn(images: Tensor, degrees: Tensor) -> Tensor:
+    """Each turned counter-clockwise about its middle, by `degrees` (batch,); the border goes on outside.
+
+    >>> corner = torch.zeros(1, 1, 4, 4); corner[0, 0, 0, 3] = 1
+    >>> turn(corner, torch.tensor([90.0])).round().nonzero().tolist()
+    [[0, 0, 0, 0]]
+    """
+    height, width = images.shape[-2:]
+    angle = torch.deg2rad(degrees.to(images))
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    rows = [
+        torch.stack([cos, -sin * height / width, zero], dim=1),
+        torch.stack([sin * width / height, cos, zero], dim=1),
+    ]
+    grid = F.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
 def recolour(images: Tensor, settings: Augmentation, generator: Generator) -> Tensor:
     """Brightness, contrast, saturation, hue and gray, in this order; what is switched off draws nothing."""
     for amount, adjust in (
@@ -184,8 +207,8 @@ def recolour(images: Tensor, settings: Augmentation, generator: Generator) -> Te
         if amount:
             images = adjust(images, _uniform(images, (len(images),), (1 - amount, 1 + amount), generator))
     if settings.hue:
-        turn = _uniform(images, (len(images),), (-settings.hue, settings.hue), generator)
-        images = adjust_hue(images, turn)
+        circle = _uniform(images, (len(images),), (-settings.hue, settings.hue), generator)
+        images = adjust_hue(images, circle)
     if settings.grayscale:
         lost = _chance(images, settings.grayscale, generator)[:, None, None, None]
         images = torch.where(lost, gray(images), images)

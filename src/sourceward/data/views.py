@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sourceward.data.augment import gray, normalise, pencil, toward_amplitude
+from sourceward.data.augment import gray, normalise, pencil, toward_amplitude, turn
 from sourceward.data.augmix import pixels
 from sourceward.errors import InputError, unknown_name
 
@@ -34,10 +34,21 @@ def zoom(images: Tensor) -> Tensor:
     return F.interpolate(middle, size=tuple(size), mode="bilinear", antialias=True).clamp_(0, 1)
 
 
+TURN = "turn"
+TURNS = (-30.0, -15.0, 15.0, 30.0)
+"""Degrees; each of them counts as much as the image itself."""
+
+
+def turned(images: Tensor) -> list[Tensor]:
+    """The images turned about their middle, either way."""
+    return [turn(images, images.new_full((len(images),), degrees)) for degrees in TURNS]
+
+
 VIEWS: dict[str, View] = {
     "flip": lambda images: [images.flip(-1)],
     "zoom": lambda images: [zoom(images)],
     "gray": lambda images: [gray(images).expand_as(images)],
+    TURN: turned,
     "pencil": lambda images: [pencil(images, torch.full_like(images[:, 0, 0, 0], 2.0))],
 }
 

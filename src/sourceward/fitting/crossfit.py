@@ -8,7 +8,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from sourceward.fitting.run_folder import CROSSFIT, RunFolder
 from sourceward.fitting.stage import Job
 from sourceward.fitting.task import Prepared
 from sourceward.fitting.two_stage import FineTuning
-from sourceward.fitting.views import candidate, named, source_moments, trial
+from sourceward.fitting.views import candidate, source_moments, trial
 from sourceward.inputs import encode, prepare_samples
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.projection import project_features
@@ -33,7 +32,7 @@ Prepare = Callable[[DomainDataset, Backbone, Job], Prepared]
 
 def crossfit(
     sources: DomainDataset, start: Backbone, job: Job, prepare: Prepare, estimator: EnergyAdapter
-) -> tuple[AdaptSettings, Promise, dict[str, Any] | None]:
+) -> tuple[AdaptSettings, Promise, Promise | None]:
     """Settings of test time that pretend targets ask for, what they gained, and what they gained by views.
 
     Args:
@@ -44,13 +43,12 @@ def crossfit(
         estimator: fitted; its settings are those of the pretend models.
     """
     settings = replace(estimator._test_time(), num_steps=LENGTHS[0])
-    walks, views, names = [], [], ""
+    walks, views = [], []
     for name in sources.domain_names:
-        walk, view, names = _trial(sources, name, start, job, prepare, estimator, settings)
+        walk, view = _trial(sources, name, start, job, prepare, estimator, settings)
         walks.append(walk)
         views += [view] if view is not None else []
-    told = named(settle_views(views), names) if views else None
-    return *settle(walks, settings), told
+    return *settle(walks, settings), settle_views(views) if views else None
 
 
 def _trial(
@@ -61,8 +59,8 @@ def _trial(
     prepare: Prepare,
     estimator: EnergyAdapter,
     settings: AdaptSettings,
-) -> tuple[Trial, Trial | None, str]:
-    """Of the walk, and of the views with their names, where there are any."""
+) -> tuple[Trial, Trial | None]:
+    """Of the walk, and of the views that its own sources would have it ask about, where there are any."""
     number = str(sources.domain_names.index(name))  # a name may be no name of a folder
     folder = RunFolder(job.folder.path / CROSSFIT / number, job.folder.configuration)
     own = replace(job, folder=folder, board=None, processes=ALONE)  # stage 2 is the main process's
@@ -86,11 +84,10 @@ def _trial(
     network.backbone, network.styles = still, None if job.styles is None else job.styles[left]
     network.moments = source_moments(tuned, prepared.samples, prepared.train)
     network.eval().to(prepared.labels.device)
-    names = candidate(job.settings, network)
-    asked = (
-        trial(name, network, samples, slice(0, min(len(held), ROWS)), truth[:ROWS], names) if names else None
-    )
-    return walk, asked, names
+    names = candidate(job.settings, network, prepared)
+    if not names:
+        return walk, None
+    return walk, trial(name, network, samples, slice(0, min(len(held), ROWS)), truth[:ROWS], names)
 
 
 def _features(backbone: torch.nn.Module, prepared: Prepared) -> Tensor:

@@ -24,7 +24,7 @@ from sourceward.fitting.run_folder import LAST
 from sourceward.fitting.settings import AUTO
 from sourceward.fitting.stage import Job, Stage
 from sourceward.fitting.task import Prepared
-from sourceward.fitting.views import settle_by_validation, source_moments
+from sourceward.fitting.views import candidate, named, settle_by_validation, source_moments
 from sourceward.inputs import encode
 from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone
@@ -113,7 +113,7 @@ class FineTuning(Stage):
 STAGE_2 = "heads"
 """Of stage 2."""
 
-Pretend = Callable[[EnergyAdapter], tuple[AdaptSettings, Promise, dict[str, Any] | None]]
+Pretend = Callable[[EnergyAdapter], tuple[AdaptSettings, Promise, Promise | None]]
 """Tunes a fitted estimator on pretend targets that its backbone did not see: see `crossfit`."""
 
 
@@ -157,12 +157,12 @@ def fit_heads(
     tuned = {} if pretend is None else {"num_steps": LENGTHS[0]}
     estimator = _fit_estimator(*arrays, *shifted, device, job, tuned)
     adapt, promise = estimator._test_time(), estimator.promise_
-    told_of_views = None
+    of_views = None
     if pretend is not None:
-        adapt, promise, told_of_views = pretend(estimator)
+        adapt, promise, of_views = pretend(estimator)
     elif promise is not None:
-        named = {data.domain_names[int(code)]: gain for code, gain in promise.per_source.items()}
-        promise = replace(promise, per_source=named, seen=True)
+        gains = {data.domain_names[int(code)]: gain for code, gain in promise.per_source.items()}
+        promise = replace(promise, per_source=gains, seen=True)
     info["promise"] = None if promise is None else promise.to_dict()
     classes = tuple(data.classes[code] for code in estimator.classes_)
     model = Model(estimator.network_, classes, data.domain_names, adapt, info)
@@ -180,10 +180,11 @@ def fit_heads(
     network.backbone, network.styles = still.to(device), job.styles
     network.moments = source_moments(backbone, prepared.samples, prepared.train)
     network.eval().requires_grad_(False)
-    if told_of_views is None:
+    if of_views is None:
         model.views, told_of_views = settle_by_validation(model, prepared, settings, known)
-    elif told_of_views["adapts"] or settings.views != AUTO:
-        model.views = told_of_views["views"]
+    else:
+        told_of_views = named(of_views, candidate(settings, network, prepared))
+        model.views = told_of_views["views"] if of_views.adapts or settings.views != AUTO else ""
     if told_of_views is not None:
         info["views_promise"] = told_of_views
     return model

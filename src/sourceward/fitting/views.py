@@ -1,8 +1,8 @@
 """Views that a trained backbone asks about: which it is ready for, and whether to.
 
-What training changes at random, the backbone is nearly blind to, and what it still sees averages out. Where
-pretend targets that it never saw can be asked (`crossfit`), they decide; else the views are kept unless the
-sources' own held-out samples lose by them.
+What training changes at random, the backbone is nearly blind to, and what it still sees averages out; what
+differs between the sources may differ once more. Where pretend targets that it never saw can be asked
+(`crossfit`), they decide; else each view is kept unless the sources' own held-out samples lose by it.
 """
 
 from dataclasses import replace
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.adapters.views import check_views
-from sourceward.data.views import MOMENTS
+from sourceward.data.views import MOMENTS, TURN, view_names
 from sourceward.estimator.tuning import VIEWS_WORTH, Promise, Trial, promise, try_views
 from sourceward.fitting.settings import AUTO, NONE, FitSettings
 from sourceward.fitting.styles import STYLE_ROWS
 from sourceward.fitting.task import Prepared
+from sourceward.fitting.turns import differ_by_turn
 from sourceward.inputs import Samples, encode
 from sourceward.model import Model
 from sourceward.model.views import view_features
@@ -44,8 +45,8 @@ def source_moments(backbone: nn.Module, samples: Samples, train: list[slice]) ->
     return Moments({place: torch.stack([of[place] for of in seen]) for place in places})
 
 
-def candidate(settings: FitSettings, network: Network) -> str:
-    """Views to ask about: those that are set, or what training made the backbone ready for."""
+def candidate(settings: FitSettings, network: Network, prepared: Prepared) -> str:
+    """Views to ask about: those that are set, or what training and sources made the backbone ready for."""
     if settings.views != AUTO:
         names = "" if settings.views == NONE else settings.views
         check_views(names, network)
@@ -56,6 +57,7 @@ def candidate(settings: FitSettings, network: Network) -> str:
     ready = {
         "flip": known.flip > 0,
         "zoom": known.scale[0] < 1,
+        TURN: known.turn > 0 or differ_by_turn(prepared),
         MOMENTS: known.fourier > 0 and network.moments is not None,
     }
     return "+".join(name for name in ready if ready[name])
@@ -79,19 +81,24 @@ def settle_by_validation(
         settings: of the fit.
         known: the model's number of each class of the data.
     """
-    names = candidate(settings, model.network)
+    names = candidate(settings, model.network, prepared)
     if not names or settings.views != AUTO:
         return names, None
-    trials = []
-    for name, rows in zip(model.sources, prepared.val):
-        if rows.stop > rows.start:
-            label = known.to(prepared.labels.device)[prepared.labels[rows]]
-            trials.append(trial(name, model.network, prepared.samples, rows, label, names))
-    if not trials:
+    held = [(name, rows) for name, rows in zip(model.sources, prepared.val) if rows.stop > rows.start]
+    if not held:
         return "", None
-    told = replace(promise(trials, 1, AdaptSettings().off()), seen=True)
-    told = replace(told, adapts=told.high >= 0 and told.gain >= -VIEWS_WORTH)
-    return names if told.adapts else "", named(told, names)
+    label = known.to(prepared.labels.device)[prepared.labels]
+
+    def ask(views: str) -> Promise:
+        trials = [
+            trial(name, model.network, prepared.samples, rows, label[rows], views) for name, rows in held
+        ]
+        told = replace(promise(trials, 1, AdaptSettings().off()), seen=True)
+        return replace(told, adapts=told.high >= 0 and told.gain >= -VIEWS_WORTH)
+
+    kept = "+".join(name for name in view_names(names) if ask(name).adapts)
+    told = ask(kept or names)
+    return kept if told.adapts else "", named(told, kept or names)
 
 
 def named(told: Promise, names: str) -> dict[str, Any]:

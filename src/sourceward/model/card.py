@@ -66,6 +66,7 @@ def _views(asked: str, told: dict[str, Any] | None) -> list[str]:
 VIEW_TEXT = {
     "flip": "mirrored",
     "zoom": "from closer by",
+    "turn": "turned by 15 and 30 degrees either way",
     "gray": "in gray",
     "pencil": "redrawn in pencil",
     "style": "in the style of every source",
