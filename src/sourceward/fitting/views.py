@@ -2,7 +2,8 @@
 
 What training changes at random, the backbone is nearly blind to, and what it still sees averages out; what
 differs between the sources may differ once more. Where pretend targets that it never saw can be asked
-(`crossfit`), they decide; else each view is kept unless the sources' own held-out samples lose by it.
+(`crossfit`), they decide; else the views are kept, or those of them by which the sources' own held-out
+samples do not lose.
 """
 
 from dataclasses import replace
@@ -96,9 +97,11 @@ def settle_by_validation(
         told = replace(promise(trials, 1, AdaptSettings().off()), seen=True)
         return replace(told, adapts=told.high >= 0 and told.gain >= -VIEWS_WORTH)
 
-    kept = "+".join(name for name in view_names(names) if ask(name).adapts)
-    told = ask(kept or names)
-    return kept if told.adapts else "", named(told, kept or names)
+    told = ask(names)
+    if not told.adapts:
+        kept = "+".join(name for name in view_names(names) if ask(name).adapts)
+        names, told = (kept, ask(kept)) if kept else (names, told)
+    return names if told.adapts else "", named(told, names)
 
 
 def named(told: Promise, names: str) -> dict[str, Any]:
