@@ -26,8 +26,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Views = Annotated[
     str | None,
     typer.Option(
-        help="Views to ask about beside each image, by comma: flip, zoom, turn, gray, pencil, style, moments; "
-        "or none."
+        help="Views to ask about beside each image, by comma: flip, zoom, turn, gray, pencil, style, "
+        "moments; or none."
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no summary.")]
