@@ -180,13 +180,14 @@ def fit_heads(
     network.backbone, network.styles = still.to(device), job.styles
     network.moments = source_moments(backbone, prepared.samples, prepared.train)
     network.eval().requires_grad_(False)
-    if of_views is None:
-        model.views, told_of_views = settle_by_validation(model, prepared, settings, known)
+    names = candidate(settings, network, prepared)
+    if of_views is not None and names:
+        info["views_promise"] = named(of_views, names)
+        model.views = names if of_views.adapts or settings.views != AUTO else ""
+    elif names and settings.views == AUTO:
+        model.views, info["views_promise"] = settle_by_validation(model, prepared, known, names)
     else:
-        told_of_views = named(of_views, candidate(settings, network, prepared))
-        model.views = told_of_views["views"] if of_views.adapts or settings.views != AUTO else ""
-    if told_of_views is not None:
-        info["views_promise"] = told_of_views
+        model.views = names
     return model
 
 

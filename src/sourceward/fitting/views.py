@@ -72,19 +72,16 @@ def trial(name: str, network: Network, samples: Samples, rows: slice, label: Ten
 
 
 def settle_by_validation(
-    model: Model, prepared: Prepared, settings: FitSettings, known: Tensor
+    model: Model, prepared: Prepared, known: Tensor, names: str
 ) -> tuple[str, dict[str, Any] | None]:
     """The views that the finished model asks about, and what its sources' held-out samples say of them.
 
     Args:
         model: with its backbone.
         prepared: samples of the sources.
-        settings: of the fit.
         known: the model's number of each class of the data.
+        names: what it is ready for.
     """
-    names = candidate(settings, model.network, prepared)
-    if not names or settings.views != AUTO:
-        return names, None
     held = [(name, rows) for name, rows in zip(model.sources, prepared.val) if rows.stop > rows.start]
     if not held:
         return "", None
