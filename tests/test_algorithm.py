@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sourceward.algorithm import Batch, adapt, objective
 from sourceward.functional import AGGREGATIONS, Coefficients, Gaussian, guided_step, row_keys
 from sourceward.functional.trust import BY_ENERGY
-from sourceward.nn import HEADS, Network, ReplayBuffer
+from sourceward.nn import HEADS, Network, ReplayBuffer, folded
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, TrainSettings
 from tests.helpers import make_generator
@@ -242,7 +242,7 @@ def test_a_latent_can_be_replaced_for_an_analysis():
     settings = AdaptSettings(num_steps=2)
     given = answer(network, settings)
     feature = torch.randn(8, DIM, generator=make_generator(5))
-    prior = network.prior(feature.expand(SOURCES, -1, -1))
+    prior = folded(network).latent(feature.expand(SOURCES, -1, -1))  # to the bit as in an answer
     same = answer(network, settings, latent=prior)
     other = answer(network, settings, latent=Gaussian(prior.mean + 1, prior.std))
     assert torch.equal(given.probability, same.probability)

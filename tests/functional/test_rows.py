@@ -33,6 +33,36 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(inner, outer):
         assert torch.equal(matmul(rows[0, :count], weight[0]), matmul(rows[0], weight[0])[:count]), count
 
 
+@pytest.mark.parametrize("inner", [8, 50, 256, 1100])
+@pytest.mark.parametrize("outer", [*range(1, 13), 15, 17, 50])
+def test_a_row_has_the_same_bits_in_any_place(inner, outer):
+    """One row over and over: a narrow result begins elsewhere in memory each time."""
+    generator = make_generator()
+    rows = torch.randn(1, 1, inner, generator=generator).repeat(3, 3 * row_multiple(inner), 1)
+    weight = laid_out(torch.randn(1, outer, inner, generator=generator)).repeat(3, 1, 1)
+    plus, out = torch.randn(1, 1, outer, generator=generator), torch.empty(*rows.shape[:2], outer)
+    products = (
+        matmul(rows, weight),
+        matmul(rows, weight, plus),
+        matmul(rows, weight, plus.expand(3, -1, -1), out=out),
+        matmul(rows[0], weight[0]),
+        times(rows[0, :5], weight[0]),
+    )
+    for product in products:
+        assert product.is_contiguous()
+        flat = product.view(-1, outer)
+        assert torch.equal(flat, flat[:1].expand_as(flat))
+    assert torch.equal(products[1], products[2])
+
+
+def test_a_narrow_product_can_be_learned_from():
+    rows, weight = torch.randn(8, 50, requires_grad=True), torch.randn(50, 3)
+    matmul(rows, weight).sum().backward()
+    torch.testing.assert_close(rows.grad, weight.sum(1).expand(8, -1))
+    matmul(rows.detach(), weight.requires_grad_()).sum().backward()
+    torch.testing.assert_close(weight.grad, rows.detach().sum(0).unsqueeze(1).expand(-1, 3))
+
+
 @pytest.mark.parametrize("inner", [5, 1300])
 def test_a_product_goes_where_it_is_told(inner):
     rows, weight = torch.randn(2, 4, inner), torch.randn(2, inner, 3)

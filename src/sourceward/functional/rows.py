@@ -1,9 +1,10 @@
 """Matrix products whose rows do not depend on how many rows there are, to the last bit.
 
 BLAS picks its kernel, and how it cuts the sum, by the shape of the whole problem: a sample's last bits then
-depend on its neighbours. On a CPU three habits prevent that: the right factor is contiguous, the sum is cut
-into pieces of our own, and very small problems get more rows. Functions of single numbers are cut, too: each
-thread has its share, and what is left over of a share goes through another exponential.
+depend on its neighbours. On a CPU four habits prevent that: the right factor is contiguous, the sum is cut
+into pieces of our own, very small problems get more rows, and narrow ones more columns. Functions of single
+numbers are cut, too: each thread has its share, and what is left over of a share goes through another
+exponential.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +15,10 @@ from torch import Tensor
 INNER = 512
 """Length of the pieces of a long sum: BLAS cuts none so short."""
 
+COLUMNS = 16
+"""Fewest columns of a product. On AMD, MKL has a kernel for less than 12: how it sums a row depends on where
+in memory the row's result begins."""
+
 TILE = 512
 """Rows that `times` multiplies together on an accelerator: one shape, one kernel, the same bits."""
 
@@ -21,8 +26,11 @@ TILE = 512
 def matmul(rows: Tensor, weight: Tensor, plus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """rows @ weight, or plus + rows @ weight; (..., m, k), (..., k, n) -> (..., m, n).
 
-    `weight` should be contiguous: see `laid_out`. Three-dimensional products can be written to `out`.
+    `weight` should be contiguous: see `laid_out`. Three-dimensional products can be written to `out`. A
+    weight in training stays as narrow as it is.
     """
+    if rows.device.type == "cpu" and weight.shape[-1] < COLUMNS and not weight.requires_grad:
+        return _narrow(rows, weight, plus, out)
     if rows.device.type != "cpu" or rows.shape[-1] <= INNER:
         return _product(rows, weight, plus, out)
     for start in range(0, rows.shape[-1], INNER):
@@ -100,6 +108,14 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
         parts = [matmul(part, weight) for part in ((flat,) if cpu else flat.split(TILE))]
         product = parts[0] if len(parts) == 1 else torch.cat(parts)
         return product[: len(flat) - missing].view(*rows.shape[:-1], weight.shape[-1])
+
+
+def _narrow(rows: Tensor, weight: Tensor, plus: Tensor | None, out: Tensor | None) -> Tensor:
+    """With columns of zeros, and without them again: contiguous, as functions of single numbers want it."""
+    columns = weight.shape[-1]
+    wide = matmul(rows, torch.nn.functional.pad(weight, (0, COLUMNS - columns)))
+    product = wide[..., :columns] if plus is None else plus + wide[..., :columns]
+    return product.contiguous() if out is None else out.copy_(product)
 
 
 def _product(rows: Tensor, weight: Tensor, plus: Tensor | None, out: Tensor | None) -> Tensor:
