@@ -30,8 +30,8 @@ def rows_per_pass(device: torch.device) -> int:
     return 512 if device.type == "cuda" else 16  # more do not fit the caches of a core
 
 
-class Samples(Protocol):
-    """The samples of one dataset, row by row, ready for a backbone."""
+class Shown(Protocol):
+    """Samples that a backbone can be shown, row by row."""
 
     @property
     def plain(self) -> Callable[[Tensor], Inputs]:
@@ -42,6 +42,10 @@ class Samples(Protocol):
 
     def batches(self, rows: slice) -> Iterator[Inputs]:
         """Rows in order, not augmented."""
+
+
+class Samples(Shown, Protocol):
+    """The samples of one dataset, ready for a backbone to look at and to learn from."""
 
     def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
         """Training batches: `batch_size` rows of each part, from iteration `start` on."""

@@ -79,11 +79,12 @@ def test_held_out_samples_may_speak_against_views(tmp_path, monkeypatch):
 
 def test_what_training_did_not_do_is_not_asked_about(tmp_path):
     off = {"augmentation.flip": 0, "augmentation.scale": [1, 1]}
-    assert fit_views(tmp_path / "shapes", "auto", **off).info["views_promise"]["views"] == "moments"
-    off = {"augmentation.flip": 0, "augmentation.fourier": 0}
-    assert fit_views(tmp_path / "styles", "auto", **off).info["views_promise"]["views"] == "zoom"
-    off = {"augmentation.scale": [1, 1]} | off
-    assert "views_promise" not in fit_views(tmp_path / "none", "auto", **off).info
+    assert fit_views(tmp_path / "styles", "auto", **off).info["views_promise"]["views"] == "moments"
+    model = fit_views(tmp_path / "shapes", "auto", **{"augmentation.fourier": 0})
+    assert model.views == ""
+    assert "views_promise" not in model.info
+    model = fit_views(tmp_path / "turned", "auto", **{"augmentation.turn": 10})
+    assert model.info["views_promise"]["views"] == "turn"
 
 
 def test_views_that_are_named_are_asked_about(tmp_path):

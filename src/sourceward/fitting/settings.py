@@ -101,8 +101,8 @@ class FitSettings:
             the style of another source, see `data.views`.
         views: looks at an image to ask about at test time beside it, joined by + (see `data.views`); `none`;
             `auto`: `style` where the backbone is not trained and pretend targets gain by it; where it is
-            trained in two stages, what it is ready for: `flip`, `zoom` and `moments` where training flips,
-            crops and mixes styles, `turn` where the sources differ by a turn; unless the sources' held-out
+            trained in two stages, `turn` where the sources differ by a turn, else, where training mixes
+            styles, `moments`, and `flip` and `zoom` where it flips and crops; unless the sources' held-out
             samples lose by them, or by one of them, or, with `crossfit`, pretend targets gain too little.
         crossfit: fine-tune the backbone once more without each source, so that what is promised of adaptation
             was measured on domains that it had not seen.

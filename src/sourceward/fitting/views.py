@@ -1,9 +1,9 @@
 """Views that a trained backbone asks about: which it is ready for, and whether to.
 
-What training changes at random, the backbone is nearly blind to, and what it still sees averages out; what
-differs between the sources may differ once more. Where pretend targets that it never saw can be asked
-(`crossfit`), they decide; else the views are kept, or those of them by which the sources' own held-out
-samples do not lose.
+A backbone that saw mixed styles is nearly blind to what else training changes at random, and what it still
+sees averages out; where the sources differ by a turn, so may the next domain. Where pretend targets that it
+never saw can be asked (`crossfit`), they decide; else the views are kept, or those of them by which the
+sources' own held-out samples do not lose, turned further where a turn is what differs.
 """
 
 from dataclasses import replace
@@ -18,8 +18,8 @@ from sourceward.estimator.tuning import VIEWS_WORTH, Promise, Trial, promise, tr
 from sourceward.fitting.settings import AUTO, NONE, FitSettings
 from sourceward.fitting.styles import STYLE_ROWS
 from sourceward.fitting.task import Prepared
-from sourceward.fitting.turns import differ_by_turn
-from sourceward.inputs import Samples, encode
+from sourceward.fitting.turns import FURTHER, Turned, differ_by_turn
+from sourceward.inputs import Samples, Shown, encode
 from sourceward.model import Model
 from sourceward.model.views import view_features
 from sourceward.nn import Network
@@ -55,17 +55,16 @@ def candidate(settings: FitSettings, network: Network, prepared: Prepared) -> st
     if not any(isinstance(module, Backbone) and module.kind == "image" for module in network.modules()):
         return ""
     known = settings.augmentation
-    ready = {
-        "flip": known.flip > 0,
-        "zoom": known.scale[0] < 1,
-        TURN: known.turn > 0 or differ_by_turn(prepared),
-        MOMENTS: known.fourier > 0 and network.moments is not None,
-    }
+    if known.turn > 0 or differ_by_turn(prepared):
+        return TURN
+    if not known.fourier > 0:
+        return ""
+    ready = {"flip": known.flip > 0, "zoom": known.scale[0] < 1, MOMENTS: network.moments is not None}
     return "+".join(name for name in ready if ready[name])
 
 
 @torch.no_grad()
-def trial(name: str, network: Network, samples: Samples, rows: slice, label: Tensor, views: str) -> Trial:
+def trial(name: str, network: Network, samples: Shown, rows: slice, label: Tensor, views: str) -> Trial:
     """Ask about the samples alone, and about views of them, too."""
     plain = encode(network.features, samples, rows)
     return try_views(name, network, [[plain], *view_features(views, network, samples, rows)], label)
@@ -82,14 +81,21 @@ def settle_by_validation(
         known: the model's number of each class of the data.
         names: what it is ready for.
     """
-    held = [(name, rows) for name, rows in zip(model.sources, prepared.val) if rows.stop > rows.start]
-    if not held:
+    samples, label = prepared.samples, known.to(prepared.labels.device)[prepared.labels]
+    own = [(name, samples, rows) for name, rows in zip(model.sources, prepared.val) if rows.stop > rows.start]
+    if not own:
         return "", None
-    label = known.to(prepared.labels.device)[prepared.labels]
+    imagined: list[tuple[str, Shown, slice]] = [
+        (f"{name} turned by {degrees:g}", Turned(samples, degrees), rows)
+        for name, _, rows in own
+        for degrees in FURTHER
+        if TURN in names
+    ]
 
     def ask(views: str) -> Promise:
         trials = [
-            trial(name, model.network, prepared.samples, rows, label[rows], views) for name, rows in held
+            trial(name, model.network, looked_at, rows, label[rows], views)
+            for name, looked_at, rows in [*own, *imagined]
         ]
         told = replace(promise(trials, 1, AdaptSettings().off()), seen=True)
         return replace(told, adapts=told.high >= 0 and told.gain >= -VIEWS_WORTH)

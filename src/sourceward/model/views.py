@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sourceward.adapters.views import ask_views
 from sourceward.data.views import look
-from sourceward.inputs import Samples, encode
+from sourceward.inputs import Shown, encode
 from sourceward.nn import Network
 
 
@@ -18,13 +18,13 @@ from sourceward.nn import Network
 class Kept:
     """Images before they are normalised, to look at."""
 
-    samples: Samples
+    samples: Shown
 
     def batches(self, rows: slice) -> Iterator[Tensor]:
         return self.samples.kept(rows)
 
 
-def view_features(names: str, network: Network, samples: Samples, rows: slice) -> list[list[Tensor]]:
+def view_features(names: str, network: Network, samples: Shown, rows: slice) -> list[list[Tensor]]:
     """Rescaled features of every picture of each view."""
     sizes: list[int] = []
 
