@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from sourceward.data.augment import turn
 from sourceward.data.dataset import build
 from sourceward.data.known.rotated import rotate
 from sourceward.fitting import fit
 from sourceward.fitting.task import Prepared
-from sourceward.fitting.turns import Turned, differ_by_turn
+from sourceward.fitting.turns import Turned, differ_by_turn, is_turned
 from sourceward.inputs import Resident
 from tests.fitting.test_views import OPTIONS
 from tests.tiny_runs import FINETUNE, TINY, tiny_images
@@ -54,8 +55,30 @@ def test_a_class_that_a_source_lacks_does_not_matter():
     assert differ_by_turn(few)
 
 
+def test_sources_without_a_class_in_common_tell_nothing():
+    data = hands((0, 30))
+    apart = prepared(data, lambda rows: rows[data.labels[rows] == int(rows[0] == 0)])
+    assert not differ_by_turn(apart)
+
+
+def test_wide_images_are_turned_as_they_are():
+    bar = np.zeros((1, 40, 160), dtype=np.uint8)
+    bar[:, 18:22, 50:110] = 200
+    slanted = turn(torch.from_numpy(bar[:, None]).float(), torch.tensor([30.0])).byte().numpy()[:, 0]
+    pixels = np.repeat(np.concatenate([bar, slanted]), EACH, axis=0)[:, None]
+    domains = ["a"] * EACH + ["b"] * EACH
+    data = build(
+        "image", pixels, ["x"] * len(domains), domains, [*map(str, range(len(domains)))], name="wide"
+    )
+    assert differ_by_turn(prepared(data))
+
+
 def test_other_differences_are_no_turn():
     assert not differ_by_turn(prepared(tiny_images()))
+    noise = torch.rand(5, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    flat = torch.full_like(noise, 0.5)
+    assert not is_turned(noise, flat)
+    assert not is_turned(flat, noise), "a turn smooths noise, which makes no turned copy"
 
 
 def test_a_fit_whose_sources_are_turned_asks_about_turns(tmp_path):

@@ -83,8 +83,6 @@ def test_what_training_did_not_do_is_not_asked_about(tmp_path):
     model = fit_views(tmp_path / "shapes", "auto", **{"augmentation.fourier": 0})
     assert model.views == ""
     assert "views_promise" not in model.info
-    model = fit_views(tmp_path / "turned", "auto", **{"augmentation.turn": 10})
-    assert model.info["views_promise"]["views"] == "turn"
 
 
 def test_views_that_are_named_are_asked_about(tmp_path):

@@ -123,12 +123,11 @@ def _summary(info: dict[str, Any], out: str, following: str, finished: bool) -> 
     if info.get("promise"):
         told = str(Promise(**info["promise"]))
         console.print(f"Will adaptation help? {told[0].upper()}{told[1:]}.", highlight=False, markup=False)
-        if info.get("views_promise"):
-            told = views_text(info["views_promise"])
-            console.print(f"And other pictures? {told}", highlight=False, markup=False)
     elif len(info["data"]["sources"]) < FEWEST_SOURCES:
         few = f"Will adaptation help? {FEWEST_SOURCES} sources or more could tell, and labelled samples:"
         console.print(f"{few} `evaluate`.", highlight=False)
+    if info.get("views_promise"):
+        console.print(f"Other pictures? {views_text(info['views_promise'])}", highlight=False, markup=False)
     when = "it was there already" if finished else f"after {metrics['seconds']:.0f} s"
     console.print(f"Model in {escape(out)}, {when}. Next:", highlight=False)
     console.print(f"  {escape(following)}", highlight=False, soft_wrap=True)

@@ -20,7 +20,7 @@ from sourceward.fitting.run_folder import CROSSFIT, RunFolder
 from sourceward.fitting.stage import Job
 from sourceward.fitting.task import Prepared
 from sourceward.fitting.two_stage import FineTuning
-from sourceward.fitting.views import candidate, source_moments, trial
+from sourceward.fitting.views import source_moments, trial
 from sourceward.inputs import encode, prepare_samples
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.projection import project_features
@@ -31,7 +31,12 @@ Prepare = Callable[[DomainDataset, Backbone, Job], Prepared]
 
 
 def crossfit(
-    sources: DomainDataset, start: Backbone, job: Job, prepare: Prepare, estimator: EnergyAdapter
+    sources: DomainDataset,
+    start: Backbone,
+    job: Job,
+    prepare: Prepare,
+    estimator: EnergyAdapter,
+    views: str,
 ) -> tuple[AdaptSettings, Promise, Promise | None]:
     """Settings of test time that pretend targets ask for, what they gained, and what they gained by views.
 
@@ -41,14 +46,15 @@ def crossfit(
         job: of the run; what is trained here lies in a folder of its own and can be resumed.
         prepare: makes samples ready for a backbone.
         estimator: fitted; its settings are those of the pretend models.
+        views: to ask about, see `candidate`.
     """
     settings = replace(estimator._test_time(), num_steps=LENGTHS[0])
-    walks, views = [], []
+    walks, looks = [], []
     for name in sources.domain_names:
-        walk, view = _trial(sources, name, start, job, prepare, estimator, settings)
+        walk, look = _trial(sources, name, start, job, prepare, estimator, settings, views)
         walks.append(walk)
-        views += [view] if view is not None else []
-    return *settle(walks, settings), settle_views(views) if views else None
+        looks += [look] if look is not None else []
+    return *settle(walks, settings), settle_views(looks) if looks else None
 
 
 def _trial(
@@ -59,8 +65,9 @@ def _trial(
     prepare: Prepare,
     estimator: EnergyAdapter,
     settings: AdaptSettings,
+    views: str,
 ) -> tuple[Trial, Trial | None]:
-    """Of the walk, and of the views that its own sources would have it ask about, where there are any."""
+    """Of the walk, and of the views, where there are any."""
     number = str(sources.domain_names.index(name))  # a name may be no name of a folder
     folder = RunFolder(job.folder.path / CROSSFIT / number, job.folder.configuration)
     own = replace(job, folder=folder, board=None, processes=ALONE)  # stage 2 is the main process's
@@ -84,10 +91,9 @@ def _trial(
     network.backbone, network.styles = still, None if job.styles is None else job.styles[left]
     network.moments = source_moments(tuned, prepared.samples, prepared.train)
     network.eval().to(prepared.labels.device)
-    names = candidate(job.settings, network, prepared)
-    if not names:
+    if not views:
         return walk, None
-    return walk, trial(name, network, samples, slice(0, min(len(held), ROWS)), truth[:ROWS], names)
+    return walk, trial(name, network, samples, slice(0, min(len(held), ROWS)), truth[:ROWS], views)
 
 
 def _features(backbone: torch.nn.Module, prepared: Prepared) -> Tensor:

@@ -29,7 +29,7 @@ FURTHER = (-45.0, 45.0)
 """Degrees to domains that are imagined: none that a turned image is asked about at."""
 
 SIDE = 32
-"""Pixels of a mean image: enough to see a turn by."""
+"""Pixels of the shorter side of a mean image: enough to see a turn by."""
 
 ROWS = 1000
 """Samples of each source that are looked at."""
@@ -55,8 +55,13 @@ def is_turned(one: Tensor, other: Tensor) -> bool:
     both = ~(one + other).isnan().flatten(1).any(1)
     one, other = one[both], other[both]
     apart = (one - other).square().sum()
+    return bool(both.any() and max(_nearest(one, other), _nearest(other, one)) < LEFT * apart)
+
+
+def _nearest(one: Tensor, other: Tensor) -> Tensor:
+    """Squared distance that the best turn of one leaves. A turn smooths noise away: so ask both ways."""
     turned = [turn(one, one.new_full((len(one),), angle)) for angle in ANGLES]
-    return bool(min((image - other).square().sum() for image in turned) < LEFT * apart)
+    return torch.stack([(image - other).square().sum() for image in turned]).min()
 
 
 @dataclass(frozen=True)
@@ -87,12 +92,11 @@ class Turned:
 
 
 def _class_means(prepared: Prepared, rows: slice) -> Tensor:
-    """(classes, 1, SIDE, SIDE); NaN where there are no samples."""
-    label = prepared.labels[rows]
-    small = [
-        F.interpolate(gray(images.float() / 255), size=(SIDE, SIDE), mode="bilinear", antialias=True)
-        for images in prepared.samples.kept(rows)
-    ]
+    """(classes, 1, height, width); NaN where there are no samples."""
+    label, small = prepared.labels[rows], []
+    for images in prepared.samples.kept(rows):
+        size = [round(SIDE * side / min(images.shape[-2:])) for side in images.shape[-2:]]
+        small.append(F.interpolate(gray(images.float() / 255), size=size, mode="bilinear", antialias=True))
     share = F.one_hot(label, len(prepared.dataset.classes)).T.float()
     share = share / share.sum(1, keepdim=True)  # 0 / 0 where a class is missing
     return torch.einsum("cn,n...->c...", share, torch.cat(small))

@@ -113,8 +113,8 @@ class FineTuning(Stage):
 STAGE_2 = "heads"
 """Of stage 2."""
 
-Pretend = Callable[[EnergyAdapter], tuple[AdaptSettings, Promise, Promise | None]]
-"""Tunes a fitted estimator on pretend targets that its backbone did not see: see `crossfit`."""
+Pretend = Callable[[EnergyAdapter, str], tuple[AdaptSettings, Promise, Promise | None]]
+"""Tunes a fitted estimator and tries views on pretend targets that its backbone did not see: `crossfit`."""
 
 
 def finish_two_stage(
@@ -157,9 +157,10 @@ def fit_heads(
     tuned = {} if pretend is None else {"num_steps": LENGTHS[0]}
     estimator = _fit_estimator(*arrays, *shifted, device, job, tuned)
     adapt, promise = estimator._test_time(), estimator.promise_
-    of_views = None
+    moments = source_moments(backbone, prepared.samples, prepared.train)
+    views, of_views = candidate(settings, backbone, moments, prepared), None
     if pretend is not None:
-        adapt, promise, of_views = pretend(estimator)
+        adapt, promise, of_views = pretend(estimator, views)
     elif promise is not None:
         gains = {data.domain_names[int(code)]: gain for code, gain in promise.per_source.items()}
         promise = replace(promise, per_source=gains, seen=True)
@@ -177,17 +178,15 @@ def fit_heads(
     info["metrics"] = {**scores, **own, "finetune": told["scores"]}
     assert still is not None
     network = model.network
-    network.backbone, network.styles = still.to(device), job.styles
-    network.moments = source_moments(backbone, prepared.samples, prepared.train)
+    network.backbone, network.styles, network.moments = still.to(device), job.styles, moments
     network.eval().requires_grad_(False)
-    names = candidate(settings, network, prepared)
-    if of_views is not None and names:
-        info["views_promise"] = named(of_views, names)
-        model.views = names if of_views.adapts or settings.views != AUTO else ""
-    elif names and settings.views == AUTO:
-        model.views, info["views_promise"] = settle_by_validation(model, prepared, known, names)
+    if of_views is not None:
+        info["views_promise"] = named(of_views, views)
+        model.views = views if of_views.adapts or settings.views != AUTO else ""
+    elif views and settings.views == AUTO:
+        model.views, info["views_promise"] = settle_by_validation(model, prepared, known, views)
     else:
-        model.views = names
+        model.views = views
     return model
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sourceward.adapters.views import check_views
-from sourceward.data.views import MOMENTS, TURN, view_names
-from sourceward.estimator.tuning import VIEWS_WORTH, Promise, Trial, promise, try_views
+from sourceward.data.views import MOMENTS, TURN, TURNED, view_names
+from sourceward.estimator.tuning import ROWS, VIEWS_WORTH, Promise, Trial, promise, try_views
 from sourceward.fitting.settings import AUTO, NONE, FitSettings
 from sourceward.fitting.styles import STYLE_ROWS
 from sourceward.fitting.task import Prepared
@@ -46,20 +45,18 @@ def source_moments(backbone: nn.Module, samples: Samples, train: list[slice]) ->
     return Moments({place: torch.stack([of[place] for of in seen]) for place in places})
 
 
-def candidate(settings: FitSettings, network: Network, prepared: Prepared) -> str:
+def candidate(settings: FitSettings, backbone: nn.Module, moments: Moments | None, prepared: Prepared) -> str:
     """Views to ask about: those that are set, or what training and sources made the backbone ready for."""
     if settings.views != AUTO:
-        names = "" if settings.views == NONE else settings.views
-        check_views(names, network)
-        return names
-    if not any(isinstance(module, Backbone) and module.kind == "image" for module in network.modules()):
+        return "" if settings.views == NONE else settings.views
+    if not isinstance(backbone, Backbone) or backbone.kind != "image":
         return ""
-    known = settings.augmentation
-    if known.turn > 0 or differ_by_turn(prepared):
+    if differ_by_turn(prepared):
         return TURN
+    known = settings.augmentation
     if not known.fourier > 0:
         return ""
-    ready = {"flip": known.flip > 0, "zoom": known.scale[0] < 1, MOMENTS: network.moments is not None}
+    ready = {"flip": known.flip > 0, "zoom": known.scale[0] < 1, MOMENTS: moments is not None}
     return "+".join(name for name in ready if ready[name])
 
 
@@ -82,11 +79,12 @@ def settle_by_validation(
         names: what it is ready for.
     """
     samples, label = prepared.samples, known.to(prepared.labels.device)[prepared.labels]
-    own = [(name, samples, rows) for name, rows in zip(model.sources, prepared.val) if rows.stop > rows.start]
+    few = [slice(rows.start, min(rows.stop, rows.start + ROWS)) for rows in prepared.val]
+    own = [(name, samples, rows) for name, rows in zip(model.sources, few) if rows.stop > rows.start]
     if not own:
         return "", None
     imagined: list[tuple[str, Shown, slice]] = [
-        (f"{name} turned by {degrees:g}", Turned(samples, degrees), rows)
+        (f"{name}{TURNED}{degrees:g}", Turned(samples, degrees), rows)
         for name, _, rows in own
         for degrees in FURTHER
         if TURN in names
@@ -101,7 +99,7 @@ def settle_by_validation(
         return replace(told, adapts=told.high >= 0 and told.gain >= -VIEWS_WORTH)
 
     told = ask(names)
-    if not told.adapts:
+    if not told.adapts and len(view_names(names)) > 1:
         kept = "+".join(name for name in view_names(names) if ask(name).adapts)
         names, told = (kept, ask(kept)) if kept else (names, told)
     return names if told.adapts else "", named(told, names)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sourceward.data.views import TURNED
 from sourceward.estimator import Promise
 from sourceward.estimator.tuning import FEWEST_SOURCES
 
@@ -85,20 +86,23 @@ def views_text(told: dict[str, Any]) -> str:
     parts = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in told["per_source"].items())
     how = how_text(told["views"])
     of = "held-out samples of the sources" if told["seen"] else "pretend targets"
+    of += ", as they are and turned further," if any(TURNED in name for name in told["per_source"]) else ""
     if not told["adapts"]:
         return f"Asking about each image {how}, too, is not worth it ({of}: {parts})."
     low, gain, high = (100 * told[key] for key in ("low", "gain", "high"))
     if told["seen"]:
+        own = sum(TURNED not in name for name in told["per_source"])
+        crossed = ", and `crossfit=true` measures it" if own >= FEWEST_SOURCES else ""
         says = (
             f"Each image is also asked about {how}. {of.capitalize()} change by {gain:+.1f} points "
-            f"({low:+.1f} to {high:+.1f}); an unseen domain may gain more, and `crossfit=true` measures it."
+            f"({low:+.1f} to {high:+.1f}); an unseen domain may gain more{crossed}."
         )
     else:
         says = (
             f"{gain:+.1f} points expected ({low:+.1f} to {high:+.1f}) by asking about each image {how}, too; "
             f"{of}: {parts}."
         )
-    return f"{says} It costs a pass of the backbone each; `predict --views none` does without."
+    return f"{says} It costs a pass of the backbone for every picture; `predict --views none` does without."
 
 
 _EXAMPLE = {"image": '["a.jpg"]', "text": '["a text"]', "features": "X"}
