@@ -55,7 +55,8 @@ PRETRAINED: dict[str, Any] = {
 }
 """Where `two-stage` differs for an image backbone that has learned before. Its weights never go far, so that
 the mean of all iterates is a better network than any of them; styles are mixed and images redrawn, so that
-shapes must do. Pretend targets of PACS say so (results/pacs/recipes.json, recipes-pencil.json)."""
+shapes must do. Pretend targets of PACS say so (results/pacs/recipes.json, recipes-pencil.json); the number of
+iterations is a matter of patience: the more, the better."""
 BY_RECIPE: Any = None
 """A default that is one of `TWO_STAGE` or of `JOINT`."""
 
