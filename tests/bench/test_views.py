@@ -6,7 +6,7 @@ import torch
 
 import sourceward as sw
 from sourceward.bench.specs import AUTO, NONE, OURS, Spec
-from sourceward.bench.training import Training, train
+from sourceward.bench.training import Training, _promised, train
 from sourceward.estimator.tuning import Trial
 from tests.tiny_runs import TINY, tiny_images
 
@@ -40,3 +40,13 @@ def test_self_tuned_is_the_model_itself(tmp_path, monkeypatch, worth):
     if worth:
         assert np.abs(tuned - plain).max() > 1e-3
         assert promised["gain"] == pytest.approx(model.info["promise"]["gain"] + worth)
+
+
+def test_what_is_promised_of_views_counts_without_a_walk_too():
+    told = {"gain": 0.02, "low": 0.01, "high": 0.03, "adapts": True, "views": "turn"}
+    walk = {"gain": 0.01, "low": 0.0, "high": 0.02, "adapts": False}
+    promised = _promised({"promise": None, "views_promise": told})
+    assert (promised["gain"], promised["views"]) == (0.02, told)
+    assert _promised({"promise": walk, "views_promise": told})["gain"] == pytest.approx(0.03)
+    assert _promised({"promise": walk, "views_promise": told | {"adapts": False}}) == walk
+    assert _promised({"promise": None}) is None

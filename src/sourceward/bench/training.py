@@ -220,8 +220,10 @@ def _promised(info: dict[str, Any]) -> dict[str, Any] | None:
     """Of the walk, and of views where the model asks about them: pretend targets were asked about each alone,
     so the two add up."""
     walk, views = plain(info.get("promise")), plain(info.get("views_promise"))
-    if walk is None or views is None or not views["adapts"]:
+    if views is None or not views["adapts"]:
         return walk
+    if walk is None:  # too few sources to play the target
+        return views | {"views": views}
     both = {key: walk[key] + views[key] for key in ("gain", "low", "high")}
     return walk | both | {"adapts": True, "views": views}
 

@@ -33,7 +33,7 @@ class Prepared:
     val: list[slice]
 
     def first(self, rows: slice) -> slice:
-        """As many of the rows as are looked at while a backbone trains."""
+        """As many of the rows as are looked at while a backbone trains, or to settle its views."""
         return slice(rows.start, min(rows.stop, rows.start + LOOK))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.data.views import MOMENTS, TURN, TURNED, view_names
-from sourceward.estimator.tuning import ROWS, VIEWS_WORTH, Promise, Trial, promise, try_views
+from sourceward.estimator.tuning import VIEWS_WORTH, Promise, Trial, promise, try_views
 from sourceward.fitting.settings import AUTO, NONE, FitSettings
 from sourceward.fitting.styles import STYLE_ROWS
 from sourceward.fitting.task import Prepared
@@ -79,7 +79,7 @@ def settle_by_validation(
         names: what it is ready for.
     """
     samples, label = prepared.samples, known.to(prepared.labels.device)[prepared.labels]
-    few = [slice(rows.start, min(rows.stop, rows.start + ROWS)) for rows in prepared.val]
+    few = map(prepared.first, prepared.val)
     own = [(name, samples, rows) for name, rows in zip(model.sources, few) if rows.stop > rows.start]
     if not own:
         return "", None

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sourceward.data.views import TURNED
+from sourceward.data.views import TURNED, TURNS
 from sourceward.estimator import Promise
 from sourceward.estimator.tuning import FEWEST_SOURCES
 
@@ -67,7 +67,7 @@ def _views(asked: str, told: dict[str, Any] | None) -> list[str]:
 VIEW_TEXT = {
     "flip": "mirrored",
     "zoom": "from closer by",
-    "turn": "turned by 15 and 30 degrees either way",
+    "turn": f"turned by {' and '.join(f'{angle:g}' for angle in TURNS if angle > 0)} degrees either way",
     "gray": "in gray",
     "pencil": "redrawn in pencil",
     "style": "in the style of every source",
