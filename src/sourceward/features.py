@@ -19,7 +19,7 @@ from sourceward.data.corrupting import corrupt_in_turn, corruption_noise
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.views import SHARE, as_bytes
 from sourceward.errors import InputError
-from sourceward.inputs import Samples, check_kind, encode, prepare_samples
+from sourceward.inputs import Samples, Shown, check_kind, encode, prepare_samples
 from sourceward.nn.backbones import Backbone
 from sourceward.progress import progress_bar
 from sourceward.storage import load_tensors, save_tensors, tensor_hash
@@ -45,17 +45,24 @@ def extract_features(
 class Corrupted:
     """Samples under one corruption, severities in turn."""
 
-    samples: Samples
+    samples: Shown
     name: str
     offset: int
     seed: int
 
-    def batches(self, rows: slice) -> Iterator[Inputs]:
+    @property
+    def plain(self) -> Callable[[Tensor], Inputs]:
+        return self.samples.plain
+
+    def kept(self, rows: slice) -> Iterator[Tensor]:
         first, generator = self.offset, None
         for images in self.samples.kept(rows):
             generator = generator or corruption_noise(images.device, self.name, self.seed)
-            yield self.samples.plain(corrupt_in_turn(images, self.name, first, generator))
+            yield corrupt_in_turn(images, self.name, first, generator)
             first += len(images)
+
+    def batches(self, rows: slice) -> Iterator[Inputs]:
+        return map(self.plain, self.kept(rows))
 
 
 def corrupted_features(

@@ -10,8 +10,9 @@ from sourceward.data.augment import turn
 from sourceward.data.dataset import build
 from sourceward.data.known.rotated import rotate
 from sourceward.fitting import fit
+from sourceward.fitting.imagined import Turned
 from sourceward.fitting.task import Prepared
-from sourceward.fitting.turns import Turned, differ_by_turn, is_turned
+from sourceward.fitting.turns import differ_by_turn, is_turned
 from sourceward.inputs import Resident
 from tests.fitting.test_views import OPTIONS
 from tests.tiny_runs import FINETUNE, TINY, tiny_images
@@ -87,7 +88,8 @@ def test_a_fit_whose_sources_are_turned_asks_about_turns(tmp_path):
     told = model.info["views_promise"]
     assert told["views"] == "turn"
     assert model.views == ("turn" if told["adapts"] else "")
-    assert {"0", "0 turned by 45", "0 turned by -45", "45 turned by -45"} < set(told["per_source"])
+    assert {"0 turned by 45", "0 turned by -45", "45 turned by -45"} < set(told["per_source"])
+    assert {"0", "30", "45"} == set(told["home"])
 
 
 def test_an_imagined_domain_is_the_samples_turned():

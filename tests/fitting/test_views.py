@@ -9,6 +9,8 @@ import sourceward as sw
 from sourceward.errors import InputError
 from sourceward.estimator.tuning import Trial
 from sourceward.fitting import fit
+from sourceward.fitting.imagined import imagine
+from sourceward.inputs import Resident
 from sourceward.nn.moments import own_moments
 from tests.fitting.test_crossfit import AUTO, four_domains
 from tests.tiny_runs import FINETUNE, TINY, tiny_features, tiny_images
@@ -58,6 +60,7 @@ def test_moments_are_those_of_the_sources_training_images(tmp_path):
 
 
 def test_held_out_samples_may_speak_against_views(tmp_path, monkeypatch):
+    monkeypatch.setattr("sourceward.fitting.views.imagine", lambda own, views: [])
     fine, mixed, bad, half = [0.0, 0.0], [0.01, -0.01], [-0.3, -0.3], [0.01, -0.03]
     asked = scripted(monkeypatch, mixed)
     model = fit_views(tmp_path / "on", "auto")
@@ -75,6 +78,50 @@ def test_held_out_samples_may_speak_against_views(tmp_path, monkeypatch):
     assert "not worth it" in (tmp_path / "off" / "README.md").read_text()
     scripted(monkeypatch, bad + fine * 3 + bad)
     assert fit_views(tmp_path / "together", "auto").views == ""
+
+
+def test_imagined_domains_make_the_promise_and_may_speak_against_views(tmp_path, monkeypatch):
+    home, gain, loss = [-0.008, 0.0], [0.004] * 7 + [0.052], [-0.012] * 7 + [0.1]
+    asked = scripted(monkeypatch, home + gain)
+    model = fit_views(tmp_path / "on", "auto")
+    names = [name for name, _, _ in asked]
+    assert names[:3] == ["a", "b", "a with speckle noise"]
+    assert len(names) == 10
+    told, card = model.info["views_promise"], (tmp_path / "on" / "README.md").read_text()
+    assert told["gain"] == pytest.approx(0.01)  # not capped
+    assert set(told["per_source"]) == set(names[2:])
+    assert told["home"] == pytest.approx({"a": -0.008, "b": 0.0})
+    assert "+1.0 points expected" in card
+    assert "a -0.8, b +0.0; as imagined domains: a with speckle noise +0.4 to b with saturate +5.2" in card
+    scripted(monkeypatch, (home + loss) * 4)
+    assert fit_views(tmp_path / "off", "auto").views == "", "one easy domain must not speak for the others"
+    scripted(monkeypatch, [-0.03, -0.03, *gain] * 4)
+    assert fit_views(tmp_path / "home", "auto").views == "", "nor strange ones for those at home"
+
+
+def test_a_lone_source_that_practised_on_corruptions_imagines_none(tmp_path):
+    data = tiny_images().of_domains(["a", "c"])
+    model = fit_views(tmp_path / "run", "auto", data=data)
+    assert set(model.info["views_promise"]["per_source"]) == {"a"}
+
+
+def test_corrupted_samples_are_the_same_whenever_they_are_shown():
+    images = torch.randint(256, (7, 3, 32, 32), dtype=torch.uint8)
+    samples = Resident(images, lambda rows: rows)
+    domains = imagine([("a", samples, slice(2, 7))], "flip")
+    assert [name for name, _, _ in domains] == [
+        "a with speckle noise",
+        "a with gaussian blur",
+        "a with spatter",
+        "a with saturate",
+    ]
+    for _, strange, rows in domains:
+        once, again = (torch.cat([*strange.batches(rows)]) for _ in range(2))
+        assert torch.equal(once, again)
+        assert once.shape == (5, 3, 32, 32)
+        assert not torch.equal(once, images[2:])
+    small = Resident(images[..., :16], lambda rows: rows)
+    assert imagine([("a", small, slice(0, 7))], "flip") == []
 
 
 def test_what_training_did_not_do_is_not_asked_about(tmp_path):

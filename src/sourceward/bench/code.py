@@ -75,6 +75,7 @@ RAW_ROOMS = (
     "fitting/joint.py",
     "fitting/arrange.py",
     "fitting/fit.py",
+    "fitting/imagined.py",
     "fitting/styles.py",
     "fitting/turns.py",
     "fitting/views.py",

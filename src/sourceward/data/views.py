@@ -37,8 +37,6 @@ def zoom(images: Tensor) -> Tensor:
 TURN = "turn"
 TURNS = (-30.0, -15.0, 15.0, 30.0)
 """Degrees; each of them counts as much as the image itself."""
-TURNED = " turned by "
-"""In the name of a domain that is imagined."""
 
 
 def turned(images: Tensor) -> list[Tensor]:

@@ -229,17 +229,17 @@ def choose(trials: Sequence[Trial], least: float = WORTH) -> int:
     return next((c for c in range(1, len(worth)) if worth[c] > least), 0)
 
 
-def promise(trials: Sequence[Trial], chosen: int, settings: AdaptSettings) -> Promise:
+def promise(trials: Sequence[Trial], chosen: int, settings: AdaptSettings, cap: float = CAP) -> Promise:
     """What pretend targets gained by the chosen candidate; off promises 0 and tells what on would cost."""
     shown = chosen or 1
     gains = {trial.source: float(trial.gain[shown]) for trial in trials}
     random = np.random.default_rng(0)
     changes = [trial.right[chosen] - trial.right[0] for trial in trials]
-    draws = np.minimum([paired_draws(change, random) for change in changes], CAP)  # (trials, resamples)
+    draws = np.minimum([paired_draws(change, random) for change in changes], cap)  # (trials, resamples)
     picked = random.integers(len(trials), size=draws.shape)  # pretend targets are drawn again, too
     low, high = interval(np.take_along_axis(draws, picked, 0).mean(0))
     return Promise(
-        gain=float(np.mean([min(gain, CAP) for gain in gains.values()])) if chosen else 0.0,
+        gain=float(np.mean([min(gain, cap) for gain in gains.values()])) if chosen else 0.0,
         low=low,
         high=high,
         per_source=gains,

@@ -1,12 +1,9 @@
 """Do the sources differ by a turn? Then the next domain may, too.
 
 The mean image of each class of one source is turned onto that of another. Where less than half of their
-squared distance is left, a turn is most of what differs between the two. Such a domain can be imagined:
-samples of a source, turned further.
+squared distance is left, a turn is most of what differs between the two.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -14,19 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sourceward.data.augment import gray, turn
-from sourceward.data.views import look
 from sourceward.fitting.task import Prepared
-from sourceward.inputs import Shown
-from sourceward.train import Inputs
 
 ANGLES = tuple(float(angle) for angle in range(-60, 61, 15) if angle)
 """Degrees that are tried."""
 
 LEFT = 0.5
 """Share of the squared distance that a turn may leave."""
-
-FURTHER = (-45.0, 45.0)
-"""Degrees to domains that are imagined: none that a turned image is asked about at."""
 
 SIDE = 32
 """Pixels of the shorter side of a mean image: enough to see a turn by."""
@@ -62,33 +53,6 @@ def _nearest(one: Tensor, other: Tensor) -> Tensor:
     """Squared distance that the best turn of one leaves. A turn smooths noise away: so ask both ways."""
     turned = [turn(one, one.new_full((len(one),), angle)) for angle in ANGLES]
     return torch.stack([(image - other).square().sum() for image in turned]).min()
-
-
-@dataclass(frozen=True)
-class Turned:
-    """Samples of a domain that is imagined: images, all turned alike.
-
-    Args:
-        samples: as they are.
-        degrees: counter-clockwise.
-    """
-
-    samples: Shown
-    degrees: float
-
-    @property
-    def plain(self) -> Callable[[Tensor], Inputs]:
-        return self.samples.plain
-
-    def kept(self, rows: slice) -> Iterator[Tensor]:
-        def turned(pixels: Tensor) -> list[Tensor]:
-            return [turn(pixels, pixels.new_full((len(pixels),), self.degrees))]
-
-        for images in self.samples.kept(rows):
-            yield from look(images, turned)
-
-    def batches(self, rows: slice) -> Iterator[Inputs]:
-        return map(self.plain, self.kept(rows))
 
 
 def _class_means(prepared: Prepared, rows: slice) -> Tensor:

@@ -184,7 +184,9 @@ def fit_heads(
         info["views_promise"] = named(of_views, views)
         model.views = views if of_views.adapts or settings.views != AUTO else ""
     elif views and settings.views == AUTO:
-        model.views, info["views_promise"] = settle_by_validation(model, prepared, known, views)
+        imagines = not settings.corrupts(data.kind, len(data.domain_names))
+        settled = settle_by_validation(model, prepared, known, views, imagines)
+        model.views, info["views_promise"] = settled
     else:
         model.views = views
     return model

@@ -3,21 +3,25 @@
 A backbone that saw mixed styles is nearly blind to what else training changes at random, and what it still
 sees averages out; where the sources differ by a turn, so may the next domain. Where pretend targets that it
 never saw can be asked (`crossfit`), they decide; else the views are kept, or those of them by which the
-sources' own held-out samples do not lose, turned further where a turn is what differs.
+sources' own held-out samples do not lose, neither as they are nor changed into domains that are imagined.
+What they gain there is promised.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sourceward.data.views import MOMENTS, TURN, TURNED, view_names
-from sourceward.estimator.tuning import VIEWS_WORTH, Promise, Trial, promise, try_views
+from sourceward.data.views import MOMENTS, TURN, view_names
+from sourceward.estimator.tuning import CAP, VIEWS_WORTH, Promise, Trial, promise, try_views
+from sourceward.fitting.imagined import Domain, imagine
 from sourceward.fitting.settings import AUTO, NONE, FitSettings
 from sourceward.fitting.styles import STYLE_ROWS
 from sourceward.fitting.task import Prepared
-from sourceward.fitting.turns import FURTHER, Turned, differ_by_turn
+from sourceward.fitting.turns import differ_by_turn
 from sourceward.inputs import Samples, Shown, encode
 from sourceward.model import Model
 from sourceward.model.views import view_features
@@ -68,7 +72,7 @@ def trial(name: str, network: Network, samples: Shown, rows: slice, label: Tenso
 
 
 def settle_by_validation(
-    model: Model, prepared: Prepared, known: Tensor, names: str
+    model: Model, prepared: Prepared, known: Tensor, names: str, imagines: bool = True
 ) -> tuple[str, dict[str, Any] | None]:
     """The views that the finished model asks about, and what its sources' held-out samples say of them.
 
@@ -77,32 +81,37 @@ def settle_by_validation(
         prepared: samples of the sources.
         known: the model's number of each class of the data.
         names: what it is ready for.
+        imagines: whether domains may be imagined; they may not where the heads practised on the same.
     """
-    samples, label = prepared.samples, known.to(prepared.labels.device)[prepared.labels]
+    label = known.to(prepared.labels.device)[prepared.labels]
     few = map(prepared.first, prepared.val)
-    own = [(name, samples, rows) for name, rows in zip(model.sources, few) if rows.stop > rows.start]
+    own = [(name, prepared.samples, rows) for name, rows in zip(model.sources, few) if rows.stop > rows.start]
     if not own:
         return "", None
-    imagined: list[tuple[str, Shown, slice]] = [
-        (f"{name}{TURNED}{degrees:g}", Turned(samples, degrees), rows)
-        for name, _, rows in own
-        for degrees in FURTHER
-        if TURN in names
-    ]
+    strange = imagine(own, names) if imagines else []
 
-    def ask(views: str) -> Promise:
-        trials = [
-            trial(name, model.network, looked_at, rows, label[rows], views)
-            for name, looked_at, rows in [*own, *imagined]
+    def tried(domains: Sequence[Domain], views: str) -> list[Trial]:
+        return [
+            trial(name, model.network, samples, rows, label[rows], views) for name, samples, rows in domains
         ]
-        told = replace(promise(trials, 1, AdaptSettings().off()), seen=True)
-        return replace(told, adapts=told.high >= 0 and told.gain >= -VIEWS_WORTH)
 
-    told = ask(names)
+    def ask(views: str) -> tuple[Promise, Promise]:
+        home, away = tried(own, views), tried(strange, views)
+        at_home, least = _gains(home), _gains(away or home)
+        worth = (at_home.gain + least.gain) / 2
+        adapts = min(at_home.high, least.high) >= 0 and worth >= -VIEWS_WORTH
+        return replace(_gains(away, math.inf) if away else at_home, adapts=adapts), at_home
+
+    told, home = ask(names)
     if not told.adapts and len(view_names(names)) > 1:
-        kept = "+".join(name for name in view_names(names) if ask(name).adapts)
-        names, told = (kept, ask(kept)) if kept else (names, told)
-    return names if told.adapts else "", named(told, names)
+        kept = "+".join(name for name in view_names(names) if ask(name)[0].adapts)
+        if kept:
+            names, (told, home) = kept, ask(kept)
+    return names if told.adapts else "", named(told, names) | ({"home": home.per_source} if strange else {})
+
+
+def _gains(trials: list[Trial], cap: float = CAP) -> Promise:
+    return replace(promise(trials, 1, AdaptSettings().off(), cap), seen=True)
 
 
 def named(told: Promise, names: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sourceward.data.views import TURNED, TURNS
+from sourceward.data.views import TURNS
 from sourceward.estimator import Promise
 from sourceward.estimator.tuning import FEWEST_SOURCES
 
@@ -83,26 +83,30 @@ def how_text(views: str) -> str:
 
 def views_text(told: dict[str, Any]) -> str:
     """What was gained by asking about views, and on what."""
-    parts = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in told["per_source"].items())
-    how = how_text(told["views"])
+    how, home = how_text(told["views"]), told.get("home", {})
+    parts = _changes(home or told["per_source"])
+    if home:
+        least, most = (pick(told["per_source"].items(), key=lambda item: item[1]) for pick in (min, max))
+        parts += f"; as imagined domains: {_changes(dict([least]))} to {_changes(dict([most]))}"
     of = "held-out samples of the sources" if told["seen"] else "pretend targets"
-    of += ", as they are and turned further," if any(TURNED in name for name in told["per_source"]) else ""
     if not told["adapts"]:
         return f"Asking about each image {how}, too, is not worth it ({of}: {parts})."
     low, gain, high = (100 * told[key] for key in ("low", "gain", "high"))
+    own = len(home or told["per_source"])
+    caveat = ""
     if told["seen"]:
-        own = sum(TURNED not in name for name in told["per_source"])
-        crossed = ", and `crossfit=true` measures it" if own >= FEWEST_SOURCES else ""
-        says = (
-            f"Each image is also asked about {how}. {of.capitalize()} change by {gain:+.1f} points "
-            f"({low:+.1f} to {high:+.1f}); an unseen domain may gain more{crossed}."
+        caveat = " The backbone knew these sources" + (
+            ": set `crossfit=true` for a promise that it did not." if own >= FEWEST_SOURCES else "."
         )
-    else:
-        says = (
-            f"{gain:+.1f} points expected ({low:+.1f} to {high:+.1f}) by asking about each image {how}, too; "
-            f"{of}: {parts}."
-        )
-    return f"{says} It costs a pass of the backbone for every picture; `predict --views none` does without."
+    return (
+        f"{gain:+.1f} points expected ({low:+.1f} to {high:+.1f}) by asking about each image {how}, too; "
+        f"{of}: {parts}.{caveat} It costs a pass of the backbone for every picture; "
+        "`predict --views none` does without."
+    )
+
+
+def _changes(gains: dict[str, float]) -> str:
+    return ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in gains.items())
 
 
 _EXAMPLE = {"image": '["a.jpg"]', "text": '["a text"]', "features": "X"}
