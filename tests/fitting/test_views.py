@@ -97,6 +97,8 @@ def test_imagined_domains_make_the_promise_and_may_speak_against_views(tmp_path,
     assert fit_views(tmp_path / "off", "auto").views == "", "one easy domain must not speak for the others"
     scripted(monkeypatch, [-0.03, -0.03, *gain] * 4)
     assert fit_views(tmp_path / "home", "auto").views == "", "nor strange ones for those at home"
+    scripted(monkeypatch, [-0.015, -0.015] + [0.1] * 8)
+    assert fit_views(tmp_path / "far", "auto").views, "home must not speak for a large gain elsewhere"
 
 
 def test_a_lone_source_that_practised_on_corruptions_imagines_none(tmp_path):

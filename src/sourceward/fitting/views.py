@@ -3,8 +3,8 @@
 A backbone that saw mixed styles is nearly blind to what else training changes at random, and what it still
 sees averages out; where the sources differ by a turn, so may the next domain. Where pretend targets that it
 never saw can be asked (`crossfit`), they decide; else the views are kept, or those of them by which the
-sources' own held-out samples do not lose, neither as they are nor changed into domains that are imagined.
-What they gain there is promised.
+sources' own held-out samples do not lose, as they are and changed into domains that are imagined taken
+together. What is gained on the latter is promised.
 """
 
 import math
@@ -98,8 +98,8 @@ def settle_by_validation(
     def ask(views: str) -> tuple[Promise, Promise]:
         home, away = tried(own, views), tried(strange, views)
         at_home, least = _gains(home), _gains(away or home)
-        worth = (at_home.gain + least.gain) / 2
-        adapts = min(at_home.high, least.high) >= 0 and worth >= -VIEWS_WORTH
+        worth = (at_home.gain + least.gain) / 2  # the next sample may be from here or from elsewhere
+        adapts = least.high >= 0 and worth >= -VIEWS_WORTH
         return replace(_gains(away, math.inf) if away else at_home, adapts=adapts), at_home
 
     told, home = ask(names)
