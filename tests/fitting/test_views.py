@@ -92,7 +92,8 @@ def test_imagined_domains_make_the_promise_and_may_speak_against_views(tmp_path,
     assert set(told["per_source"]) == set(names[2:])
     assert told["home"] == pytest.approx({"a": -0.008, "b": 0.0})
     assert "+1.0 points expected" in card
-    assert "a -0.8, b +0.0; as imagined domains: a with speckle noise +0.4 to b with saturate +5.2" in card
+    assert "imagined domains: a with speckle noise +0.4 to b with saturate +5.2" in card
+    assert "held-out samples as they are: a -0.8, b +0.0." in card
     scripted(monkeypatch, (home + loss) * 4)
     assert fit_views(tmp_path / "off", "auto").views == "", "one easy domain must not speak for the others"
     scripted(monkeypatch, [-0.03, -0.03, *gain] * 4)

@@ -83,24 +83,24 @@ def how_text(views: str) -> str:
 
 def views_text(told: dict[str, Any]) -> str:
     """What was gained by asking about views, and on what."""
-    how, home = how_text(told["views"]), told.get("home", {})
-    parts = _changes(home or told["per_source"])
+    how, gains, home = how_text(told["views"]), told["per_source"], told.get("home")
     if home:
-        least, most = (pick(told["per_source"].items(), key=lambda item: item[1]) for pick in (min, max))
-        parts += f"; as imagined domains: {_changes(dict([least]))} to {_changes(dict([most]))}"
-    of = "held-out samples of the sources" if told["seen"] else "pretend targets"
+        ends = (pick(gains, key=lambda name: gains[name]) for pick in (min, max))
+        spread = " to ".join(_changes({name: gains[name]}) for name in ends)
+        parts = f"imagined domains: {spread}; held-out samples as they are: {_changes(home)}"
+    else:
+        of = "held-out samples of the sources" if told["seen"] else "pretend targets"
+        parts = f"{of}: {_changes(gains)}"
     if not told["adapts"]:
-        return f"Asking about each image {how}, too, is not worth it ({of}: {parts})."
+        return f"Asking about each image {how}, too, is not worth it ({parts})."
     low, gain, high = (100 * told[key] for key in ("low", "gain", "high"))
-    own = len(home or told["per_source"])
-    caveat = ""
-    if told["seen"]:
-        caveat = " The backbone knew these sources" + (
-            ": set `crossfit=true` for a promise that it did not." if own >= FEWEST_SOURCES else "."
-        )
+    crosses = told["seen"] and len(home or gains) >= FEWEST_SOURCES
+    caveat = (
+        " The backbone knew these sources: `crossfit=true` asks domains that it did not." if crosses else ""
+    )
     return (
         f"{gain:+.1f} points expected ({low:+.1f} to {high:+.1f}) by asking about each image {how}, too; "
-        f"{of}: {parts}.{caveat} It costs a pass of the backbone for every picture; "
+        f"{parts}.{caveat} It costs a pass of the backbone for every picture; "
         "`predict --views none` does without."
     )
 
