@@ -11,6 +11,7 @@ from sourceward.estimator.tuning import Trial
 from sourceward.fitting import fit
 from sourceward.fitting.imagined import imagine
 from sourceward.inputs import Resident
+from sourceward.model.card import views_text
 from sourceward.nn.moments import own_moments
 from tests.fitting.test_crossfit import AUTO, four_domains
 from tests.tiny_runs import FINETUNE, TINY, tiny_features, tiny_images
@@ -106,6 +107,8 @@ def test_a_lone_source_that_practised_on_corruptions_imagines_none(tmp_path):
     data = tiny_images().of_domains(["a", "c"])
     model = fit_views(tmp_path / "run", "auto", data=data)
     assert set(model.info["views_promise"]["per_source"]) == {"a"}
+    told = model.info["views_promise"] | {"adapts": True}
+    assert "points on what the backbone knows" in views_text(told), "no promise about unseen domains"
 
 
 def test_corrupted_samples_are_the_same_whenever_they_are_shown():

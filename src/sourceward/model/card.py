@@ -94,14 +94,16 @@ def views_text(told: dict[str, Any]) -> str:
     if not told["adapts"]:
         return f"Asking about each image {how}, too, is not worth it ({parts})."
     low, gain, high = (100 * told[key] for key in ("low", "gain", "high"))
+    known = told["seen"] and not home
+    where = "on what the backbone knows, perhaps more elsewhere," if known else "expected"
     crosses = told["seen"] and len(home or gains) >= FEWEST_SOURCES
     caveat = (
-        " The backbone knew these sources: `crossfit=true` asks domains that it did not." if crosses else ""
+        "The backbone knew these sources: `crossfit=true` asks domains that it did not. " if crosses else ""
     )
     return (
-        f"{gain:+.1f} points expected ({low:+.1f} to {high:+.1f}) by asking about each image {how}, too; "
-        f"{parts}.{caveat} It costs a pass of the backbone for every picture; "
-        "`predict --views none` does without."
+        f"{gain:+.1f} points {where} ({low:+.1f} to {high:+.1f}) by asking about each image {how}, too; "
+        f"{parts}. {caveat}"
+        "It costs a pass of the backbone for every picture; `predict --views none` does without."
     )
 
 
