@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import sourceward as sw
+from sourceward.data.corrupting import corrupt_in_turn
 from sourceward.errors import InputError
 from sourceward.estimator.tuning import Trial
 from sourceward.fitting import fit
@@ -34,7 +35,7 @@ def fit_views(out, views, data=None, **settings):
 
 
 def scripted(monkeypatch, gains):
-    """Trials of 1,000 samples that gain as told, in turn."""
+    """Trials of 1,000 samples that gain as told, in turn; asking for more fails."""
     asked = []
 
     def tried(name, network, voices, label):
@@ -77,7 +78,7 @@ def test_held_out_samples_may_speak_against_views(tmp_path, monkeypatch):
     assert model.views == ""
     assert model.info["views_promise"]["views"] == "flip+zoom+moments"
     assert "not worth it" in (tmp_path / "off" / "README.md").read_text()
-    scripted(monkeypatch, bad + fine * 3 + bad)
+    scripted(monkeypatch, bad + fine * 3)  # what is kept one by one was asked about at first
     assert fit_views(tmp_path / "together", "auto").views == ""
 
 
@@ -97,6 +98,8 @@ def test_imagined_domains_make_the_promise_and_may_speak_against_views(tmp_path,
     assert "held-out samples as they are: a -0.8, b +0.0." in card
     scripted(monkeypatch, (home + loss) * 4)
     assert fit_views(tmp_path / "off", "auto").views == "", "one easy domain must not speak for the others"
+    scripted(monkeypatch, [0.0, 0.0, *[-0.001] * 8] * 4)
+    assert fit_views(tmp_path / "loss", "auto").views == "", "what is promised must be a gain"
     scripted(monkeypatch, [-0.03, -0.03, *gain] * 4)
     assert fit_views(tmp_path / "home", "auto").views == "", "nor strange ones for those at home"
     scripted(monkeypatch, [-0.015, -0.015] + [0.1] * 8)
@@ -112,9 +115,9 @@ def test_a_lone_source_that_practised_on_corruptions_imagines_none(tmp_path):
 
 
 def test_corrupted_samples_are_the_same_whenever_they_are_shown():
-    images = torch.randint(256, (7, 3, 32, 32), dtype=torch.uint8)
+    images = torch.randint(256, (600, 3, 32, 32), dtype=torch.uint8)
     samples = Resident(images, lambda rows: rows)
-    domains = imagine([("a", samples, slice(2, 7))], "flip")
+    domains = imagine([("a", samples, slice(2, 600))], "flip")
     assert [name for name, _, _ in domains] == [
         "a with speckle noise",
         "a with gaussian blur",
@@ -122,12 +125,22 @@ def test_corrupted_samples_are_the_same_whenever_they_are_shown():
         "a with saturate",
     ]
     for _, strange, rows in domains:
-        once, again = (torch.cat([*strange.batches(rows)]) for _ in range(2))
+        assert rows == slice(2, 502)  # so many are enough
+        once, again = (torch.cat([*strange.batches(slice(2, 42))]) for _ in range(2))
         assert torch.equal(once, again)
-        assert once.shape == (5, 3, 32, 32)
-        assert not torch.equal(once, images[2:])
+        assert not torch.equal(once, images[2:42])
+    at_once = corrupt_in_turn(images[2:42], "saturate", 3, torch.Generator())
+    assert torch.equal(once, at_once), "severities go on from batch to batch"
     small = Resident(images[..., :16], lambda rows: rows)
     assert imagine([("a", small, slice(0, 7))], "flip") == []
+
+
+def test_a_corruption_that_is_a_source_is_not_imagined():
+    samples = Resident(torch.zeros(9, 3, 32, 32, dtype=torch.uint8), lambda rows: rows)
+    own = [("clean", samples, slice(0, 4)), ("speckle_noise", samples, slice(4, 9))]
+    names = [name for name, _, _ in imagine(own, "flip")]
+    assert "speckle_noise with spatter" in names
+    assert not any("with speckle" in name for name in names)
 
 
 def test_what_training_did_not_do_is_not_asked_about(tmp_path):

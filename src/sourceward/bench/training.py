@@ -217,8 +217,7 @@ def _on_inputs(
 
 
 def _promised(info: dict[str, Any]) -> dict[str, Any] | None:
-    """Of the walk, and of views where the model asks about them: pretend targets were asked about each alone,
-    so the two add up."""
+    """Of the walk, and of views where the model asks about them: each was tried alone, so the two add up."""
     walk, views = plain(info.get("promise")), plain(info.get("views_promise"))
     if views is None or not views["adapts"]:
         return walk

@@ -48,12 +48,12 @@ class Promise:
     """The change of accuracy to expect on an unseen domain, as shares of 1."""
 
     gain: float
-    """Mean over the pretend targets, each counted up to `CAP`."""
+    """Mean over the pretend targets, each counted up to `CAP`, or over imagined domains, counted in full."""
     low: float
     high: float
     """95 % interval, over pretend targets and their samples."""
     per_source: dict[str, float]
-    """What each source gained when it played the target, not capped."""
+    """What each source gained when it played the target, or each imagined domain; not capped."""
     unadapted: float
     """Mean accuracy of the pretend targets without adaptation."""
     num_steps: int

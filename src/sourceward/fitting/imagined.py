@@ -1,7 +1,7 @@
-"""Domains that are imagined: held-out samples of the sources, changed as no training image was.
+"""Domains that are imagined: held-out samples of the sources, changed as hardly any training image was.
 
 A backbone knows its sources, so their held-out samples tell little about a domain that it will not know.
-Corrupted they are strange to it; where the sources differ by a turn, they are when turned further.
+Corrupted they are strange to it; where the sources differ by a turn, they are when turned far.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,9 +30,10 @@ def imagine(own: Sequence[Domain], views: str) -> list[Domain]:
     """Domains like the next one, as far as the views of a model tell what that may be; none of tiny images.
 
     Args:
-        own: held-out samples of each source.
+        own: held-out samples of each source; a corruption that is one of them is not imagined.
         views: names; with turns, it is a turn by which the sources differ.
     """
+    sources = {name for name, _, _ in own}
     few = [
         (name, samples, slice(rows.start, min(rows.stop, rows.start + ROWS))) for name, samples, rows in own
     ]
@@ -42,11 +43,13 @@ def imagine(own: Sequence[Domain], views: str) -> list[Domain]:
             for name, samples, rows in few
             for degrees in FURTHER
         ]
+    if not few or _side(*few[0][1:]) < SMALLEST_SIDE:
+        return []
     return [
         (f"{name} with {kind.replace('_', ' ')}", Corrupted(samples, kind, number, 0), rows)
         for name, samples, rows in few
-        if _side(samples, rows) >= SMALLEST_SIDE
         for number, kind in enumerate(EXTRA_CORRUPTIONS)
+        if kind not in sources
     ]
 
 

@@ -103,8 +103,9 @@ class FitSettings:
         views: looks at an image to ask about at test time beside it, joined by + (see `data.views`); `none`;
             `auto`: `style` where the backbone is not trained and pretend targets gain by it; where it is
             trained in two stages, `turn` where the sources differ by a turn, else, where training mixes
-            styles, `moments`, and `flip` and `zoom` where it flips and crops; unless the sources' held-out
-            samples lose by them, or by one of them, or, with `crossfit`, pretend targets gain too little.
+            styles, `moments`, and `flip` and `zoom` where it flips and crops; without those by which the
+            sources' held-out samples lose, as they are and as imagined domains, half each; with `crossfit`,
+            none where pretend targets gain too little.
         crossfit: fine-tune the backbone once more without each source, so that what is promised of adaptation
             was measured on domains that it had not seen.
         augmentation: of training images.

@@ -2,14 +2,14 @@
 
 A backbone that saw mixed styles is nearly blind to what else training changes at random, and what it still
 sees averages out; where the sources differ by a turn, so may the next domain. Where pretend targets that it
-never saw can be asked (`crossfit`), they decide; else the views are kept, or those of them by which the
-sources' own held-out samples do not lose, as they are and changed into domains that are imagined taken
-together. What is gained on the latter is promised.
+never saw can be asked (`crossfit`), they decide; else held-out samples of the sources do, as they are and as
+domains that are imagined. What is gained on the latter is promised.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -95,12 +95,14 @@ def settle_by_validation(
             trial(name, model.network, samples, rows, label[rows], views) for name, samples, rows in domains
         ]
 
+    @cache
     def ask(views: str) -> tuple[Promise, Promise]:
         home, away = tried(own, views), tried(strange, views)
-        at_home, least = _gains(home), _gains(away or home)
-        worth = (at_home.gain + least.gain) / 2  # the next sample may be from here or from elsewhere
-        adapts = least.high >= 0 and worth >= -VIEWS_WORTH
-        return replace(_gains(away, math.inf) if away else at_home, adapts=adapts), at_home
+        at_home, abroad = _gains(home), _gains(away or home)
+        gains = abroad.gain > 0 if away else at_home.high >= 0
+        worth = (at_home.gain + abroad.gain) / 2  # the next sample may be from here or from elsewhere
+        told = _gains(away, math.inf) if away else at_home
+        return replace(told, adapts=gains and worth >= -VIEWS_WORTH), at_home
 
     told, home = ask(names)
     if not told.adapts and len(view_names(names)) > 1:

@@ -86,7 +86,7 @@ def views_text(told: dict[str, Any]) -> str:
     how, gains, home = how_text(told["views"]), told["per_source"], told.get("home")
     if home:
         ends = (pick(gains, key=lambda name: gains[name]) for pick in (min, max))
-        spread = " to ".join(_changes({name: gains[name]}) for name in ends)
+        spread = " to ".join(_changes({name: gains[name]}) for name in dict.fromkeys(ends))
         parts = f"imagined domains: {spread}; held-out samples as they are: {_changes(home)}"
     else:
         of = "held-out samples of the sources" if told["seen"] else "pretend targets"
@@ -96,7 +96,7 @@ def views_text(told: dict[str, Any]) -> str:
     low, gain, high = (100 * told[key] for key in ("low", "gain", "high"))
     known = told["seen"] and not home
     where = "on what the backbone knows, perhaps more elsewhere," if known else "expected"
-    crosses = told["seen"] and len(home or gains) >= FEWEST_SOURCES
+    crosses = told["seen"] and len(home or ()) >= FEWEST_SOURCES
     caveat = (
         "The backbone knew these sources: `crossfit=true` asks domains that it did not. " if crosses else ""
     )
