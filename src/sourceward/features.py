@@ -19,11 +19,10 @@ from sourceward.data.corrupting import corrupt_in_turn, corruption_noise
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.views import SHARE, as_bytes
 from sourceward.errors import InputError
-from sourceward.inputs import Samples, Shown, check_kind, encode, prepare_samples
+from sourceward.inputs import Changed, Samples, check_kind, encode, prepare_samples
 from sourceward.nn.backbones import Backbone
 from sourceward.progress import progress_bar
 from sourceward.storage import load_tensors, save_tensors, tensor_hash
-from sourceward.train import Inputs
 
 
 def extract_features(
@@ -42,17 +41,12 @@ def extract_features(
 
 
 @dataclass(frozen=True)
-class Corrupted:
+class Corrupted(Changed):
     """Samples under one corruption, severities in turn."""
 
-    samples: Shown
     name: str
     offset: int
     seed: int
-
-    @property
-    def plain(self) -> Callable[[Tensor], Inputs]:
-        return self.samples.plain
 
     def kept(self, rows: slice) -> Iterator[Tensor]:
         first, generator = self.offset, None
@@ -60,9 +54,6 @@ class Corrupted:
             generator = generator or corruption_noise(images.device, self.name, self.seed)
             yield corrupt_in_turn(images, self.name, first, generator)
             first += len(images)
-
-    def batches(self, rows: slice) -> Iterator[Inputs]:
-        return map(self.plain, self.kept(rows))
 
 
 def corrupted_features(
@@ -74,21 +65,20 @@ def corrupted_features(
 
 
 @dataclass(frozen=True)
-class Styled:
+class Styled(Changed):
     """Images, each half way to the style of a source."""
 
-    samples: Samples
     styles: Tensor
     """(sources, 3, height, width // 2 + 1)."""
     toward: Tensor
     """The source of each row."""
 
-    def batches(self, rows: slice) -> Iterator[Inputs]:
+    def kept(self, rows: slice) -> Iterator[Tensor]:
         first = rows.start
         for images in self.samples.kept(rows):
             style = self.styles[self.toward[first : first + len(images)]]
             there = toward_amplitude(images.float() / 255, style, SHARE)
-            yield self.samples.plain(as_bytes(there))
+            yield as_bytes(there)
             first += len(images)
 
 

@@ -44,6 +44,23 @@ class Shown(Protocol):
         """Rows in order, not augmented."""
 
 
+@dataclass(frozen=True)
+class Changed:
+    """Samples, shown otherwise than they are kept: a kind of change says how in `kept`."""
+
+    samples: Shown
+
+    @property
+    def plain(self) -> Callable[[Tensor], Inputs]:
+        return self.samples.plain
+
+    def kept(self, rows: slice) -> Iterator[Tensor]:
+        raise NotImplementedError
+
+    def batches(self, rows: slice) -> Iterator[Inputs]:
+        return map(self.plain, self.kept(rows))
+
+
 class Samples(Shown, Protocol):
     """The samples of one dataset, ready for a backbone to look at and to learn from."""
 

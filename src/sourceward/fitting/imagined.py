@@ -4,7 +4,7 @@ A backbone knows its sources, so their held-out samples tell little about a doma
 Corrupted they are strange to it; where the sources differ by a turn, they are when turned far.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,8 +13,7 @@ from sourceward.data.augment import turn
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS, SMALLEST_SIDE
 from sourceward.data.views import TURN, look, view_names
 from sourceward.features import Corrupted
-from sourceward.inputs import Shown
-from sourceward.train import Inputs
+from sourceward.inputs import Changed, Shown
 
 FURTHER = (-45.0, 45.0)
 """Degrees: none that a turned image is asked about at."""
@@ -30,7 +29,7 @@ def imagine(own: Sequence[Domain], views: str) -> list[Domain]:
     """Domains like the next one, as far as the views of a model tell what that may be; none of tiny images.
 
     Args:
-        own: held-out samples of each source; a corruption that is one of them is not imagined.
+        own: held-out samples of each source, one or more; a corruption that is one of them is not imagined.
         views: names; with turns, it is a turn by which the sources differ.
     """
     sources = {name for name, _, _ in own}
@@ -43,7 +42,8 @@ def imagine(own: Sequence[Domain], views: str) -> list[Domain]:
             for name, samples, rows in few
             for degrees in FURTHER
         ]
-    if not few or _side(*few[0][1:]) < SMALLEST_SIDE:
+    _, samples, rows = few[0]
+    if _side(samples, rows) < SMALLEST_SIDE:
         return []
     return [
         (f"{name} with {kind.replace('_', ' ')}", Corrupted(samples, kind, number, 0), rows)
@@ -59,20 +59,10 @@ def _side(samples: Shown, rows: slice) -> int:
 
 
 @dataclass(frozen=True)
-class Turned:
-    """Samples of a domain that is imagined: images, all turned alike.
+class Turned(Changed):
+    """Images, all turned alike, by `degrees` counter-clockwise."""
 
-    Args:
-        samples: as they are.
-        degrees: counter-clockwise.
-    """
-
-    samples: Shown
     degrees: float
-
-    @property
-    def plain(self) -> Callable[[Tensor], Inputs]:
-        return self.samples.plain
 
     def kept(self, rows: slice) -> Iterator[Tensor]:
         def turned(pixels: Tensor) -> list[Tensor]:
@@ -80,6 +70,3 @@ class Turned:
 
         for images in self.samples.kept(rows):
             yield from look(images, turned)
-
-    def batches(self, rows: slice) -> Iterator[Inputs]:
-        return map(self.plain, self.kept(rows))

@@ -185,8 +185,7 @@ def fit_heads(
         model.views = views if of_views.adapts or settings.views != AUTO else ""
     elif views and settings.views == AUTO:
         imagines = not settings.corrupts(data.kind, len(data.domain_names))
-        settled = settle_by_validation(model, prepared, known, views, imagines)
-        model.views, info["views_promise"] = settled
+        model.views, info["views_promise"] = settle_by_validation(model, prepared, known, views, imagines)
     else:
         model.views = views
     return model

@@ -96,7 +96,7 @@ def views_text(told: dict[str, Any]) -> str:
     low, gain, high = (100 * told[key] for key in ("low", "gain", "high"))
     known = told["seen"] and not home
     where = "on what the backbone knows, perhaps more elsewhere," if known else "expected"
-    crosses = told["seen"] and len(home or ()) >= FEWEST_SOURCES
+    crosses = len(home or ()) >= FEWEST_SOURCES
     caveat = (
         "The backbone knew these sources: `crossfit=true` asks domains that it did not. " if crosses else ""
     )
