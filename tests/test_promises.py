@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sourceward import Adapted, EnergyAdapter, InputError, create_adapter
-from sourceward.adapters import EnergyAdaptation
+from sourceward.adaptation import EnergyAdaptation
 from sourceward.estimator.sources import held_out
 from sourceward.functional import energy, latent_bias
 from sourceward.nn import Network, folded
 from sourceward.nn.network import VOICES
 from sourceward.samplers import SAMPLERS, StepSettings
 from sourceward.settings import AdaptSettings
-from sourceward.train import ResidentFeed
+from sourceward.training.loop import ResidentFeed
 from tests.helpers import QUICK, make_domains, make_generator
 
 X, Y, SOURCE = make_domains()
@@ -190,7 +190,7 @@ def test_promise_6_stopped_anywhere_it_ends_with_the_same_bits(tmp_path, monkeyp
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("sourceward.watch.Watch.__call__", stop)
+        patch.setattr("sourceward.training.monitor.Watch.__call__", stop)
         with pytest.raises(Killed):
             fitted(**params)
     assert bits(fitted(**params)) == uninterrupted
@@ -200,7 +200,7 @@ def test_promise_6_stopped_anywhere_it_ends_with_the_same_bits(tmp_path, monkeyp
 
 SCRIPT = """
 from sourceward import EnergyAdapter
-from sourceward.train import ResidentFeed
+from sourceward.training.loop import ResidentFeed
 from tests.helpers import QUICK, make_domains
 import torch, sys
 torch.set_num_threads(1)
@@ -230,7 +230,7 @@ def test_promise_6_sigkill(tmp_path):
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sourceward.train.Trainer.step", stop)
+        patch.setattr("sourceward.training.loop.Trainer.step", stop)
         with pytest.raises(Killed):
             fitted(max_iter=100_000, checkpoint=checkpoint)
         with pytest.raises(Killed):

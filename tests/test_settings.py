@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from sourceward import InputError
-from sourceward.fitting import FitSettings
-from sourceward.fitting.finetune import FineTuneSettings
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
+from sourceward.training.configuration import FitSettings
+from sourceward.training.finetune import FineTuneSettings
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import numpy as np
 from PIL import Image
 from safetensors.torch import load_file
 
+from sourceward._util.storage import tensor_hash
 from sourceward.data import DomainDataset
 from sourceward.data.dataset import build
 from sourceward.fitting import fit
 from sourceward.model import Model
-from sourceward.storage import tensor_hash
-from sourceward.train import Trainer
+from sourceward.training.loop import Trainer
 
 TINY = {
     "max_iter": 12,

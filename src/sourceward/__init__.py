@@ -3,16 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sourceward.adapters import Adapted, create_adapter, list_adapters
-from sourceward.errors import InputError, TrainingError
+from sourceward._util.errors import InputError, TrainingError
+from sourceward.adaptation import Adapted, create_adapter, list_adapters
 from sourceward.estimator import EnergyAdapter
 
 if TYPE_CHECKING:
     from sourceward.data import list_datasets, open_dataset
-    from sourceward.fitting import list_presets
-    from sourceward.fitting.fit import fit
+    from sourceward.fitting import fit
     from sourceward.model import Model, evaluate, load
     from sourceward.nn.backbones import create_backbone, list_backbones
+    from sourceward.training.presets import list_presets
 
 __version__ = "0.1.0"
 
@@ -41,7 +41,7 @@ _LAZY = {
     "fit": "fitting",
     "list_backbones": "nn.backbones",
     "list_datasets": "data",
-    "list_presets": "fitting",
+    "list_presets": "training.presets",
     "load": "model",
     "open_dataset": "data",
 }

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sourceward._maybe import detach, draw, join
 from sourceward.functional import (
     ChainWeights,
     EnergyWeights,
@@ -29,9 +28,10 @@ from sourceward.functional import (
     latent_bias,
     quantile,
 )
+from sourceward.functional.negatives import Batch, jitter, negatives
+from sourceward.functional.optional import detach, draw, join
 from sourceward.functional.score_matching import corrupt, denoising_loss
 from sourceward.latents import class_latent, keyed_latent
-from sourceward.negatives import Batch, jitter, negatives
 from sourceward.nn import Network, ReplayBuffer, folded, frozen_call
 from sourceward.samplers import Chain, Target, walk
 from sourceward.settings import AdaptSettings, TrainSettings

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sourceward.errors import InputError, unknown_name
+from sourceward._util.errors import InputError, unknown_name
 from sourceward.functional import AGGREGATIONS, Coefficients
 from sourceward.samplers import ACCEPT_RULES, SAMPLERS, StepSettings
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sourceward.functional import AGGREGATIONS, cosine_to_sources, surprise
 from sourceward.functional.aggregation import least_surprised, only
-from sourceward.functional.trust import evidence, score
+from sourceward.functional.source_weights import evidence, score
 from sourceward.nn import Folded
 from sourceward.settings import AdaptSettings
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from sourceward.adapters import ADAPTERS
+from sourceward._util.devices import choose_device
+from sourceward.adaptation import ADAPTERS
 from sourceward.bench import code
 from sourceward.bench.jobs import Job
 from sourceward.bench.specs import Spec
 from sourceward.bench.training import Training
-from sourceward.parallel import choose_device
 
 
 @pytest.fixture

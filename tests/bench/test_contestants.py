@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from sourceward.adapters import ADAPTERS
-from sourceward.adapters.base import adapter_traits
+from sourceward._util.errors import InputError
+from sourceward.adaptation import ADAPTERS
+from sourceward.adaptation.base import adapter_traits
 from sourceward.bench.protocol import Plan, bench
 from sourceward.bench.specs import Spec, parse_specs
 from sourceward.bench.training import Training
-from sourceward.errors import InputError
 from tests.bench.test_protocol import QUICK, feature_file
 from tests.tiny_runs import FINETUNE, TINY, image_folder
 

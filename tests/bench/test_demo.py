@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.bench import demo as bench
 from sourceward.bench.demo_numbers import bootstrap, headline, verdicts
 from sourceward.bench.digits import load_split, train_network, turn, turn_all
-from sourceward.errors import InputError
 
 
 @pytest.fixture(scope="module")

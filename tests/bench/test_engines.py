@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.bench.engines import run_jobs
 from sourceward.bench.jobs import run_job
 from sourceward.bench.protocol import bench
-from sourceward.errors import InputError
 from tests.bench.test_protocol import feature_file, plan, timeless
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.bench.experiments import EXPERIMENTS, Context, list_experiments
 from sourceward.bench.experiments.base import known_as
 from sourceward.bench.experiments.scores import Scores, quoted_row
@@ -13,7 +14,6 @@ from sourceward.bench.quoted import PACS, quoted
 from sourceward.bench.reproduce import reproduce
 from sourceward.bench.training import Training
 from sourceward.data import open_dataset
-from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
 from sourceward.report.finding import finding
 from tests.helpers import make_domains

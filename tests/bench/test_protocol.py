@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
+from sourceward._util.errors import InputError
 from sourceward.bench.cells import key_of
 from sourceward.bench.checkpoints import in_order
 from sourceward.bench.jobs import run_job
@@ -15,7 +16,6 @@ from sourceward.bench.specs import Spec, parse_specs
 from sourceward.bench.throughput import measure_prediction
 from sourceward.bench.training import Training, train
 from sourceward.data import open_dataset
-from sourceward.errors import InputError
 from sourceward.nn.backbones import create_backbone
 from tests.helpers import make_domains
 from tests.tiny_runs import FINETUNE, TINY, fit_tiny, image_folder, tiny_images, tiny_texts
@@ -123,7 +123,7 @@ def test_a_measurement_that_fails_costs_no_cell(file, tmp_path, monkeypatch):
 
 def test_the_peak_memory_of_a_training_is_that_of_its_hungriest_stage(tmp_path, monkeypatch):
     falling = iter(range(10**6, 0, -1))
-    monkeypatch.setattr("sourceward.fitting.cost.peak_memory", lambda _: next(falling))
+    monkeypatch.setattr("sourceward._util.cost.peak_memory", lambda _: next(falling))
     settings = {**TINY, **FINETUNE, "image_size": 16}
     training = Training(settings, "cpu", backbone="tiny:conv", weights=None)
     info = train(tiny_images(), training, ("c",), 0, tmp_path).info
@@ -192,7 +192,7 @@ def test_target_labels_only_count(file, tmp_path):
 
 
 def test_a_cell_that_fails_leaves_the_rest(file, tmp_path, monkeypatch):
-    from sourceward.adapters import ADAPTERS
+    from sourceward.adaptation import ADAPTERS
 
     monkeypatch.setattr(ADAPTERS["t3a"], "__call__", lambda *_: 1 / 0)
     results = bench(plan(file, specs=parse_specs(["t3a", "ebtsa:num_steps=2"])), tmp_path)
@@ -384,6 +384,6 @@ def test_features_of_a_frozen_backbone_are_computed_once_before_processes_start(
         freeze=True,
     )
     training.prepare(data)
-    monkeypatch.setattr("sourceward.inputs.prepare_samples", None)  # would be called to compute more
+    monkeypatch.setattr("sourceward.data.loading.prepare_samples", None)  # would be called to compute more
     checkpoint = train(data, training, ("a",), 0, tmp_path / "run")
     assert len(checkpoint.part("a").label) == 18

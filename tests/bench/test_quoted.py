@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.bench.quoted import PAPER, TABLES, quoted
 from sourceward.data.known.pheme import EVENTS
-from sourceward.errors import InputError
 
 ROWS = [row for table in TABLES for row in TABLES[table]]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from sourceward._util.errors import InputError
 from sourceward.bench.single_sample import SingleSample, WeightGenerator, answer, filled_centers, pretend_loss
-from sourceward.errors import InputError
 from tests.helpers import make_domains, make_generator
 
 

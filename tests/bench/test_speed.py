@@ -6,6 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from sourceward._util.errors import InputError
 from sourceward.bench import speed
 from sourceward.bench.speed_models import (
     Bare,
@@ -18,11 +19,10 @@ from sourceward.bench.speed_models import (
 from sourceward.bench.speed_reference import naive_chains
 from sourceward.bench.speed_timing import growth, timed
 from sourceward.cli.main import build_app
-from sourceward.errors import InputError
-from sourceward.fitting import FitSettings
 from sourceward.functional import keyed_normals, row_keys
 from sourceward.nn import folded
 from sourceward.samplers import StepSettings, walk
+from sourceward.training.configuration import FitSettings
 
 
 def test_growth_of_a_power_law():

@@ -7,7 +7,7 @@ import torch
 import sourceward as sw
 from sourceward.bench.specs import AUTO, NONE, OURS, Spec
 from sourceward.bench.training import Training, _promised, train
-from sourceward.estimator.tuning import Trial
+from sourceward.validation.leave_one_domain_out import Trial
 from tests.tiny_runs import TINY, tiny_images
 
 SETTINGS = {**TINY, "image_size": 16, "num_steps": "auto"}
@@ -20,7 +20,7 @@ def test_self_tuned_is_the_model_itself(tmp_path, monkeypatch, worth):
         right[1, : round(1000 * worth)] = 1
         return Trial(name, right)
 
-    monkeypatch.setattr("sourceward.fitting.joint.try_views", tried)
+    monkeypatch.setattr("sourceward.training.joint.try_views", tried)
     training = Training(SETTINGS, "cpu", backbone="tiny:conv", weights=None, freeze=True)
     checkpoint = train(tiny_images(), training, (), 0, tmp_path)
     model = sw.load(tmp_path / "model", "cpu")

@@ -7,8 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from sourceward._util.errors import InputError
 from sourceward.cli.demo import demo
-from sourceward.errors import InputError
 
 
 @pytest.fixture(scope="module")

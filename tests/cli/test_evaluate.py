@@ -8,8 +8,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import sourceward as sw
+from sourceward._util.errors import InputError
 from sourceward.cli.evaluate import evaluate, render, verdict
-from sourceward.errors import InputError
 from tests.tiny_runs import NAMED, image_folder, text_table
 
 

@@ -5,14 +5,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sourceward.adapters import list_adapters
+from sourceward._util.errors import InputError
+from sourceward.adaptation import list_adapters
 from sourceward.bench.experiments import list_experiments
 from sourceward.bench.specs import CONTROLS
 from sourceward.cli.list import LISTS
 from sourceward.cli.list import list as command
 from sourceward.data import list_datasets
-from sourceward.errors import InputError
-from sourceward.fitting import list_presets
+from sourceward.training.presets import list_presets
 
 EXPECTED = {
     "datasets": lambda: [entry.name for entry in list_datasets()],

@@ -9,11 +9,11 @@ from PIL import Image
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from sourceward.adapters.base import ADAPTED, STATUS_TEXT
+from sourceward._util.errors import InputError
+from sourceward.adaptation.base import ADAPTED, STATUS_TEXT
 from sourceward.cli.predict import predict
-from sourceward.errors import InputError
 from sourceward.model import load
-from sourceward.model.rows import UNREADABLE
+from sourceward.model.prediction_file import UNREADABLE
 from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_texts
 
 

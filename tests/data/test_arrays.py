@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
-from sourceward.errors import InputError
 
 
 def arrays(num=12, **changes):

@@ -6,6 +6,7 @@ import torch
 import torchvision.transforms.functional as TF
 from torchvision.transforms import RandomResizedCrop
 
+from sourceward._util.errors import InputError
 from sourceward.data.augment import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -24,7 +25,6 @@ from sourceward.data.augment import (
     pencil,
     turn,
 )
-from sourceward.errors import InputError
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
+from sourceward._util.errors import InputError
 from sourceward.data import corrupted_domains, load_images, open_dataset
 from sourceward.data.corrupting import corrupt_in_turn
 from sourceward.data.corruptions import corrupt
 from sourceward.data.dataset import build
-from sourceward.errors import InputError
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ import pytest
 import torch
 from sklearn.datasets import load_sample_images
 
+from sourceward._util.errors import InputError
 from sourceward.data.corruptions import (
     CORRUPTIONS,
     EXTRA_CORRUPTIONS,
@@ -16,7 +17,6 @@ from sourceward.data.corruptions import (
     weather,
 )
 from sourceward.data.corruptions._filters import streak
-from sourceward.errors import InputError
 
 DETERMINISTIC = (
     "defocus_blur", "zoom_blur", "gaussian_blur", "brightness", "contrast", "saturate", "pixelate",

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sourceward._util.errors import InputError
 from sourceward.data.dataset import build, natural_order, zero_based
-from sourceward.errors import InputError
 
 
 def toy(seed=0, num=60, split=None):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from PIL import Image
 
+from sourceward._util.errors import InputError
 from sourceward.data import decode_image, decode_images, geometry, load_images, open_dataset
 from sourceward.data.cache import cache_folder, image_keys
 from sourceward.data.decode import resize_arrays
-from sourceward.errors import InputError
 
 
 def encode(pixels, kind="png", mode=None):

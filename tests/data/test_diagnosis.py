@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.data import doctor, open_dataset
-from sourceward.errors import InputError
 
 
 def test_a_healthy_folder(folder):

@@ -1,7 +1,7 @@
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.data import load_images, open_dataset
-from sourceward.errors import InputError
 
 datasets = pytest.importorskip("datasets")
 

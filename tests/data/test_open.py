@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
-from sourceward.errors import InputError
 
 
 def test_a_dataset_stays_what_it_is(folder):

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from sourceward._util.errors import InputError
 from sourceward.data import DomainBatches, fits_in_memory, in_order, load_images, open_dataset, stream_batches
-from sourceward.errors import InputError
 
 DOMAINS = np.array([0] * 7 + [1] * 3 + [2] * 10)
 

@@ -2,8 +2,8 @@ import csv
 
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
-from sourceward.errors import InputError
 
 ROWS = [
     ("site", "label", "text", "uid"),

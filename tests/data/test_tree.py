@@ -2,9 +2,9 @@ import tarfile
 
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
 from sourceward.data.tree import read_tree
-from sourceward.errors import InputError
 
 
 def test_folder_and_tar_are_the_same_dataset(folder, archive):

@@ -10,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 
 from sourceward import EnergyAdapter, InputError
 from sourceward.functional import AGGREGATIONS
-from sourceward.functional.trust import BY_ENERGY
+from sourceward.functional.source_weights import BY_ENERGY
 from sourceward.nn import HEADS
 from tests.helpers import QUICK, make_domains
 
@@ -189,7 +189,7 @@ BAD_SETTINGS = {
 
 @pytest.mark.parametrize(("name", "value", "says"), [(k, *v) for k, v in BAD_SETTINGS.items()])
 def test_bad_settings_are_refused_before_the_work(name, value, says, monkeypatch):
-    monkeypatch.setattr("sourceward.train.Trainer.step", lambda *_: pytest.fail("training began"))
+    monkeypatch.setattr("sourceward.training.loop.Trainer.step", lambda *_: pytest.fail("training began"))
     with pytest.raises(InputError, match=says):
         quick(**{name: value}).fit(X, Y, SOURCE)
 

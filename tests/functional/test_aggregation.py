@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.functional import AGGREGATIONS, cosine_to_sources
 from sourceward.functional.aggregation import least_surprised
 from tests.helpers import make_generator

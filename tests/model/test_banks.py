@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
-from sourceward.errors import InputError
-from sourceward.fitting.fit import arrange
+from sourceward.fitting import arrange
 from sourceward.model import load
 from sourceward.model.banks import save_features
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images

@@ -7,10 +7,10 @@ import torch
 from PIL import Image
 
 import sourceward as sw
-from sourceward.adapters import STATUS_TEXT
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
+from sourceward._util.storage import tensor_hash
+from sourceward.adaptation import STATUS_TEXT
 from sourceward.model import Model, evaluate
-from sourceward.storage import tensor_hash
 from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_images, tiny_texts
 
 
@@ -216,7 +216,7 @@ def test_evaluation_is_what_the_predictions_say(model):
 
 
 def test_interval_agrees_with_resampling_rows():
-    from sourceward.functional.paired import paired_draws
+    from sourceward.functional.bootstrap import paired_draws
     from sourceward.model.evaluation import _interval
 
     random = np.random.default_rng(0)

@@ -8,10 +8,10 @@ import torch
 from typer.testing import CliRunner
 
 import sourceward as sw
-from sourceward.adapters.views import ask_views
+from sourceward._util.errors import InputError
+from sourceward.adaptation.tta import ask_views
 from sourceward.cli.main import build_app
-from sourceward.data.views import TURNS, VIEWS, look
-from sourceward.errors import InputError
+from sourceward.data.transforms import TURNS, VIEWS, look
 from sourceward.model import evaluate
 from sourceward.model.card import model_card
 from sourceward.model.evaluation import asked_features

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.nn import HEADS, ConcatHead, PrototypeHead
 from tests.helpers import make_generator
 

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.bench.protocol import Plan, bench
 from sourceward.bench.specs import parse_specs
 from sourceward.bench.training import Training
-from sourceward.errors import InputError
 from sourceward.report.bench import bench_page, headline, notes
 from sourceward.report.document import document
 from sourceward.report.page import render

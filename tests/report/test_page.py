@@ -3,10 +3,10 @@ import re
 import numpy as np
 import pytest
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
+from sourceward._util.storage import open_folder, write_whole
 from sourceward.report import figures
 from sourceward.report.page import Card, Figure, Page, Section, Table, render
-from sourceward.storage import open_folder, write_whole
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.samplers import ACCEPT_RULES
 
 BEFORE = torch.tensor([[0.5, 0.5, 0.5]])

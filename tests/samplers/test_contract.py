@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.functional import EnergyWeights, row_keys
 from sourceward.samplers import ACCEPT_RULES, SAMPLERS, Chain, StepSettings, keyed_noise, run
 from tests.helpers import make_generator, quadratic, random_weights, target_of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.functional import keyed_normal, keyed_uniform
 from sourceward.samplers import Noise, StepSettings, generator_noise, keyed_noise, run
 from tests.helpers import make_generator, quadratic, random_weights, target_of

@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sourceward.errors import InputError
-from sourceward.fitting.run_folder import differences
+from sourceward._util.errors import InputError
 from sourceward.model.file import CONFIG
+from sourceward.training.run_folder import differences
 
 FORMAT = 3
 
@@ -37,7 +37,7 @@ class Folder:
 
     def open(self) -> None:
         """Make it, or refuse the folder of another configuration before anything is computed."""
-        from sourceward.storage import open_folder, write_whole
+        from sourceward._util.storage import open_folder, write_whole
 
         refuse_model(self.path)
         file = self.path / "bench.json"
@@ -60,7 +60,7 @@ class Folder:
             return None
 
     def store(self, cell: dict[str, Any]) -> None:
-        from sourceward.storage import write_whole
+        from sourceward._util.storage import write_whole
 
         write_whole(self.cells / f"{cell['key']}.json", json.dumps(cell) + "\n")
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adapters import ADAPTERS, Adapted, EnergyAdaptation, create_adapter
-from sourceward.adapters.base import adapter_traits, mean_answer
+from sourceward.adaptation import ADAPTERS, Adapted, EnergyAdaptation, create_adapter
+from sourceward.adaptation.base import adapter_traits, mean_answer
 from sourceward.bench.controls import Answer, linear_control, single_sample_control
 from sourceward.bench.specs import AUTO, LINEAR, NONE, OURS, SINGLE, Spec
 from sourceward.bench.throughput import inner_backbone, measure_encoding
@@ -157,7 +157,7 @@ class Checkpoint:
 
     def _stream(self, part: Part, order: np.ndarray) -> Iterator[Any]:
         """What the backbone takes, in batches; kept for the next adapter."""
-        from sourceward.inputs import prepare_samples
+        from sourceward.data.loading import prepare_samples
 
         backbone = self.network.backbone
         if backbone is None:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sourceward.adapters import ADAPTERS
+from sourceward.adaptation import ADAPTERS
 from sourceward.bench.controls import linear_control
 from sourceward.bench.single_sample import SingleSample
 from sourceward.bench.specs import LINEAR, SINGLE

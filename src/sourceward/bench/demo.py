@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sourceward.adapters import Adapted
+from sourceward._util.errors import InputError
+from sourceward._util.progress import progress_bar
+from sourceward.adaptation import Adapted
 from sourceward.bench.digits import (
     DigitNet,
     Digits,
@@ -25,9 +27,7 @@ from sourceward.bench.digits import (
     turn_all,
     untrained_network,
 )
-from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
-from sourceward.progress import progress_bar
 
 SOURCES, TARGETS = (15, 30, 45, 60, 75), (0, 90)
 LINEAR, HIDDEN, WHOLE = "logistic regression", "two hidden layers", "whole network retrained"

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sourceward.adapters import Adapted
+from sourceward.adaptation import Adapted
 from sourceward.bench.demo import WHOLE, Demo, Target
 
 RESAMPLES = 2000

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from sourceward._util.progress import progress_bar
+from sourceward._util.storage import write_whole
 from sourceward.bench.demo import ESTIMATOR, SOURCES, DemoSettings, Frozen, adapt, fit_hidden, one_thread
 from sourceward.bench.digits import load_split, turn, turn_all, untrained_network
 from sourceward.estimator import EnergyAdapter
-from sourceward.progress import progress_bar
-from sourceward.storage import write_whole
 
 SEEDS, HELD_OUT, STEPS = (0, 1), (15, 75), (0, 5, 10, 20, 30)
 CANDIDATES: dict[str, dict[str, Any]] = {

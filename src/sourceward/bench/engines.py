@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from sourceward._util.errors import InputError, unknown_name
 from sourceward.data.decode import available_cores
-from sourceward.errors import InputError, unknown_name
 
 Outcome = tuple[int, Any]
 """Number of the job, and what it returned or the exception that lost its worker."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sourceward.adapters.base import Unsuitable
+from sourceward.adaptation.base import Unsuitable
 from sourceward.bench.cells import FORMAT, key_of
 from sourceward.bench.checkpoints import Checkpoint, Part, changed
 from sourceward.bench.code import adapter_version, code_version

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sourceward.adapters import Adapted
+from sourceward.adaptation import Adapted
 from sourceward.functional import expected_calibration_error, negative_log_likelihood
 
 COVERAGES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)

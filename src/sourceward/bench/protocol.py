@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sourceward._util.errors import InputError, unknown_name
 from sourceward.bench.cells import FORMAT, Folder
 from sourceward.bench.code import code_version
 from sourceward.bench.engines import ENGINES, run_jobs
@@ -21,7 +22,6 @@ from sourceward.bench.specs import CONTROLS, OURS, Spec, needs_tuning
 from sourceward.bench.summary import summarize
 from sourceward.bench.training import Training
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True)

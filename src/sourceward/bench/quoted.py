@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sourceward._registry import Registry
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
+from sourceward._util.registry import Registry
 
 PAPER = "Xiao et al., ICLR 2023"
 PACS = ("photo", "art_painting", "cartoon", "sketch")

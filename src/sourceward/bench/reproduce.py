@@ -5,11 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sourceward._util.errors import InputError
+from sourceward._util.storage import open_folder, write_whole
 from sourceward.bench.cells import refuse_model, refuse_other
 from sourceward.bench.experiments import EXPERIMENTS, Context, Outcome
 from sourceward.bench.provenance import versions
-from sourceward.errors import InputError
-from sourceward.storage import open_folder, write_whole
 
 
 def reproduce(name: str, context: Context, command: str = "") -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 
-from sourceward.adapters.base import Unsuitable
+from sourceward.adaptation.base import Unsuitable
 from sourceward.functional import Gaussian, class_centers, kl_divergence, swish
 
 

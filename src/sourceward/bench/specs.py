@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sourceward.adapters import ADAPTERS, create_adapter
-from sourceward.errors import InputError, unknown_name
+from sourceward._util.errors import InputError, unknown_name
+from sourceward.adaptation import ADAPTERS, create_adapter
 from sourceward.estimator import EnergyAdapter
-from sourceward.fitting.settings import parse_assignments
+from sourceward.training.configuration import parse_assignments
 
 OURS, NONE, LINEAR, SINGLE = "ebtsa", "none", "linear", "single_sample"
 CONTROLS = (LINEAR, SINGLE)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sourceward._util.graphs import replay
 from sourceward.algorithm import adapt
 from sourceward.bench.speed_models import (
     BACKBONES,
@@ -26,13 +27,12 @@ from sourceward.bench.speed_models import (
 from sourceward.bench.speed_reference import naive_chains
 from sourceward.bench.speed_sections import chosen
 from sourceward.bench.speed_timing import growth, peak_memory, timed
-from sourceward.fitting import FitSettings
 from sourceward.functional import keyed_normals, row_keys, row_multiple
-from sourceward.graphs import replay
 from sourceward.nn import Network, folded
 from sourceward.samplers import StepSettings, walk
-from sourceward.samplers.walk import keys_of
+from sourceward.samplers.chain import keys_of
 from sourceward.settings import AdaptSettings
+from sourceward.training.configuration import FitSettings
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from sourceward.errors import InputError, unknown_name
+from sourceward._util.errors import InputError, unknown_name
 
 GROUPS = {
     "prediction": ("chain", "axes", "predict", "memory", "agreement"),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sourceward.adapters import EnergyAdaptation
+from sourceward.adaptation import EnergyAdaptation
 from sourceward.bench.speed_reference import naive_chains
 from sourceward.bench.speed_timing import timed, wait
 from sourceward.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augmentation, augment
@@ -17,7 +17,7 @@ from sourceward.nn import Network
 from sourceward.nn.network import VOICES
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
-from sourceward.train import ResidentFeed, Trainer, freeze_batchnorm
+from sourceward.training.loop import ResidentFeed, Trainer, freeze_batchnorm
 
 if TYPE_CHECKING:
     from sourceward.bench.speed import Plan
@@ -142,7 +142,7 @@ def _image_training(device: torch.device, plan: "Plan", compiled: bool) -> dict[
 
 
 def _erm(device: torch.device, compiled: bool) -> Any:
-    from sourceward.fitting.finetune import Classifier, FineTuner, FineTuneSettings
+    from sourceward.training.finetune import Classifier, FineTuner, FineTuneSettings
 
     settings = FineTuneSettings(compile=compiled)
     classifier = Classifier(_resnet(device), 512, SOURCES, CLASSES, settings).to(device).train()

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sourceward.adapters import ADAPTERS
-from sourceward.adapters.base import adapter_traits
+from sourceward.adaptation import ADAPTERS
+from sourceward.adaptation.base import adapter_traits
 from sourceward.bench.selection import choose, families, key_of_selected, label_of, scores_of
 from sourceward.bench.specs import CONTROLS, LINEAR, NONE, OURS, Spec
-from sourceward.functional.paired import interval, paired_draws, paired_interval
+from sourceward.functional.bootstrap import interval, paired_draws, paired_interval
 
 if TYPE_CHECKING:
     from sourceward.bench.jobs import Job

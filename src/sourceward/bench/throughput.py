@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from sourceward._util.cost import Meter
 from sourceward.data import DomainDataset
-from sourceward.fitting.cost import Meter
-from sourceward.inputs import encode, prepare_samples
+from sourceward.data.loading import encode, prepare_samples
 from sourceward.model import Model
 from sourceward.nn import Network
 from sourceward.nn.folded import forget

@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sourceward._util.cost import Meter, peak_memory
+from sourceward._util.devices import choose_device
+from sourceward._util.errors import InputError, unknown_name
+from sourceward._util.storage import write_whole
 from sourceward.bench.checkpoints import Checkpoint
 from sourceward.bench.costs import training_peak
 from sourceward.bench.specs import AUTO
 from sourceward.data import DomainDataset
-from sourceward.errors import InputError, unknown_name
 from sourceward.estimator import EnergyAdapter
-from sourceward.fitting.cost import Meter, peak_memory
-from sourceward.fitting.fit import fit, keep_features
-from sourceward.fitting.presets import PRESETS
-from sourceward.fitting.settings import FitSettings, has_learned, settings_for
+from sourceward.fitting import fit, keep_features
 from sourceward.model import load
 from sourceward.model.evaluation import asked_features, dataset_features
-from sourceward.parallel import choose_device
-from sourceward.storage import write_whole
+from sourceward.training.configuration import FitSettings, has_learned, settings_for
+from sourceward.training.presets import PRESETS
 
 LAST = "last.safetensors"
 STEPS = 10

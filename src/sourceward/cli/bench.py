@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sourceward._util.errors import InputError
 from sourceward.cli.options import (
     Json,
     Option,
@@ -21,7 +22,6 @@ from sourceward.cli.options import (
     training_settings,
     wide_console,
 )
-from sourceward.errors import InputError
 
 FAILED = 3
 """Exit code when some cells failed and the rest are there."""
@@ -76,12 +76,12 @@ def bench(
         return
     if only:
         raise InputError(f"Expected `--only` after `bench speed`, but got it for {' '.join(data)}.")
+    from sourceward._util.storage import write_whole
     from sourceward.bench.protocol import Plan
     from sourceward.bench.protocol import bench as run
     from sourceward.bench.provenance import command
     from sourceward.bench.specs import parse_specs
     from sourceward.bench.training import Training
-    from sourceward.storage import write_whole
 
     preset, data = split_preset(data)
     given = None if weights.lower() == "none" else weights
@@ -173,7 +173,7 @@ def line(cell: dict[str, Any]) -> str:
 
 def split_preset(words: list[str]) -> tuple[str | None, list[str]]:
     """The preset, when one comes first, and the data."""
-    from sourceward.fitting import PRESETS
+    from sourceward.training.presets import PRESETS
 
     if words[0] not in PRESETS:
         return None, words
@@ -186,7 +186,7 @@ def split_preset(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def adapter_names(text: str) -> list[str]:
-    from sourceward.adapters import list_adapters
+    from sourceward.adaptation import list_adapters
     from sourceward.bench.specs import CONTROLS
 
     names = [name.strip() for name in text.split(",") if name.strip()]

@@ -17,11 +17,11 @@ def bench_speed(out: Path, device: str, json: bool, quick: bool, only: str = "")
     number in a file comes from its command."""
     import torch
 
+    from sourceward._util.devices import choose_device
+    from sourceward._util.storage import write_whole
     from sourceward.bench.provenance import command, versions
     from sourceward.bench.speed import Plan, bench_speed
     from sourceward.bench.speed_sections import chosen
-    from sourceward.parallel import choose_device
-    from sourceward.storage import write_whole
 
     place = torch.device(choose_device(device))
     plan = Plan.quick() if quick else Plan.on(place)

@@ -23,10 +23,10 @@ def demo(
     picture: Annotated[Path | None, typer.Option(hidden=True, help="Also draw the README's picture.")] = None,
 ) -> None:
     """Turn real handwritten digits into domains, adapt to angles never seen, and report what it brings."""
+    from sourceward._util.storage import open_folder
     from sourceward.bench.demo import DemoSettings, one_thread, quick_settings, run
     from sourceward.bench.demo_numbers import summarize
     from sourceward.report.demo import draw_picture, write_report
-    from sourceward.storage import open_folder
 
     settings = quick_settings(seed) if quick else DemoSettings(seed)
     if steps is not None:

@@ -67,10 +67,10 @@ def fit(
     """
     from sourceward.data import open_dataset
     from sourceward.fitting import fit as run
-    from sourceward.fitting.settings import parse_assignments, read_config
     from sourceward.model.banks import check_bank
     from sourceward.model.banks import save_features as save_bank
     from sourceward.model.file import CONFIG
+    from sourceward.training.configuration import parse_assignments, read_config
 
     if save_features is not None:
         check_bank(save_features)
@@ -107,8 +107,8 @@ def fit(
 
 def _summary(info: dict[str, Any], out: str, following: str, finished: bool) -> None:
     from sourceward.estimator import Promise
-    from sourceward.estimator.tuning import FEWEST_SOURCES
     from sourceward.model.card import views_text
+    from sourceward.validation.leave_one_domain_out import FEWEST_SOURCES
 
     console, metrics = Console(), info["metrics"]
     if "finetune" in metrics:

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sourceward._util.errors import InputError, unknown_name
 from sourceward.cli.options import Json
-from sourceward.errors import InputError, unknown_name
 
 
 def list(
@@ -50,7 +50,7 @@ def _datasets(filter: str | None) -> Any:
 
 
 def _adapters(filter: str | None) -> Any:
-    from sourceward.adapters import ADAPTERS, traits_table
+    from sourceward.adaptation import ADAPTERS, traits_table
 
     docs = {name: (ADAPTERS[name].__doc__ or "").strip().split("\n")[0] for name in ADAPTERS}
     adapters = [{**row, "about": docs[row["name"]]} for row in traits_table()]
@@ -90,7 +90,7 @@ def _backbones(filter: str | None) -> Any:
 
 
 def _presets(filter: str | None) -> Any:
-    from sourceward.fitting import PRESETS
+    from sourceward.training.presets import PRESETS
 
     chosen = {name: PRESETS[name] for name in PRESETS if _matches(name, filter)}
     chosen = {filter: chosen[filter]} if filter in chosen else chosen

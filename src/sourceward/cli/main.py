@@ -6,7 +6,7 @@ Exit codes: 0 done, 2 the user's input is wrong, 3 some cells of a bench failed,
 import importlib
 import sys
 
-from sourceward.errors import InputError, TrainingError
+from sourceward._util.errors import InputError, TrainingError
 
 COMMANDS = ("demo", "doctor", "fit", "evaluate", "predict", "bench", "reproduce", "report", "list")
 """Each is a function of the same name in the module of the same name beside this file."""

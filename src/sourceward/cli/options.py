@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 
 WIDE = 120
 """Columns of a table that goes to a file."""
@@ -35,7 +35,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no
 
 def reader_options(texts: list[str] | None) -> dict[str, Any]:
     """What every `--option` says, as `open_dataset` takes it."""
-    from sourceward.fitting.values import parse_assignments
+    from sourceward._util.values import parse_assignments
 
     return parse_assignments(texts or [], "--option")
 
@@ -50,7 +50,7 @@ OWN_FLAGS = {
 
 def training_settings(texts: list[str] | None) -> dict[str, Any]:
     """What every `--set` says, for commands that train many models."""
-    from sourceward.fitting.values import parse_assignments
+    from sourceward._util.values import parse_assignments
 
     settings = parse_assignments(texts or [])
     for name, instead in OWN_FLAGS.items():

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from sourceward._util.errors import unknown_name
 from sourceward.cli.options import (
     Device,
     Json,
@@ -17,7 +18,6 @@ from sourceward.cli.options import (
     bars,
     reader_options,
 )
-from sourceward.errors import unknown_name
 
 SHOWN = 5
 

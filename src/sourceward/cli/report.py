@@ -17,10 +17,10 @@ def report(
     ] = False,
 ) -> None:
     """Make one self-contained HTML page of results: no script, no network; for screen, phone and print."""
+    from sourceward._util.storage import open_folder, write_whole
     from sourceward.report.document import document
     from sourceward.report.page import render
     from sourceward.report.results import report_page
-    from sourceward.storage import open_folder, write_whole
 
     if markdown:
         page_file, text = out or folder / "results.md", document(folder)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, Problem, build, natural_order, zero_based
 from sourceward.data.table import SYNONYMS, read_split
-from sourceward.errors import InputError
 
 ROLES = {
     "features": ("features", "feature", "x", "embeddings", "embedding", "vectors"),

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, ImageItem, build
 from sourceward.data.decode import Geometry, decode_image, geometry, resize_arrays
-from sourceward.errors import InputError
 
 CLEAN = "clean"
 SPLIT_BY = "a tenth of each class of the clean images, with all their copies"

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from sourceward.errors import InputError, unknown_name
+from sourceward._util.errors import InputError, unknown_name
 
 Kind = Literal["image", "text", "features"]
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
+from sourceward._util.errors import InputError
 from sourceward.data.cache import cache_folder, find, image_keys, store
 from sourceward.data.dataset import DomainDataset, Problem
-from sourceward.errors import InputError
 
 Progress = Callable[[int, int], None]  # (done, total)
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, Problem
 from sourceward.data.decode import Progress, map_threads, reason_of
 from sourceward.data.open import open_dataset
 from sourceward.data.tree import read_tree
-from sourceward.errors import InputError
 from sourceward.functional.span import wrong_span
 
 BROKEN = ("empty_file", "missing_file", "unreadable")

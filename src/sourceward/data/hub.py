@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, build
 from sourceward.data.table import SPLITS, SYNONYMS, complete_rows, find_column, from_columns, need_column
-from sourceward.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

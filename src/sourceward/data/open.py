@@ -8,6 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
+from sourceward._util.errors import InputError, unknown_name
 from sourceward.data.arrays import read_features
 from sourceward.data.dataset import DomainDataset
 from sourceward.data.hub import read_hub
@@ -15,7 +16,6 @@ from sourceward.data.known import DATASETS
 from sourceward.data.known.rotated import read_rotated
 from sourceward.data.table import read_table
 from sourceward.data.tree import read_domain_folders
-from sourceward.errors import InputError, unknown_name
 
 READERS: dict[str, Callable[..., DomainDataset]] = {
     ".tar": read_domain_folders,

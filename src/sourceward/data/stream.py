@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset
 from sourceward.data.decode import Geometry, available_cores, geometry, resize_arrays, try_decode
-from sourceward.errors import InputError
 
 
 class Batch(NamedTuple):

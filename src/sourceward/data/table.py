@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, Problem, build
 from sourceward.data.tree import StoredFile
-from sourceward.errors import InputError
 
 # What people call these columns, the likeliest first.
 SYNONYMS = {

@@ -6,6 +6,6 @@ far to walk, and what to promise.
 """
 
 from sourceward.estimator.estimator import EnergyAdapter
-from sourceward.estimator.tuning import Promise
+from sourceward.validation.leave_one_domain_out import Promise
 
 __all__ = ["EnergyAdapter", "Promise"]

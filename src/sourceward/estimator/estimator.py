@@ -12,9 +12,11 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
-from sourceward.adapters import Adapted, EnergyAdaptation
-from sourceward.distil import distil
-from sourceward.errors import InputError
+from sourceward._util.devices import choose_device
+from sourceward._util.errors import InputError
+from sourceward._util.progress import progress_bar
+from sourceward._util.storage import load_tensors, save_tensors
+from sourceward.adaptation import Adapted, EnergyAdaptation
 from sourceward.estimator.file import describe, restore
 from sourceward.estimator.input import drawn_seed, shifted_part, validated
 from sourceward.estimator.sources import (
@@ -24,17 +26,22 @@ from sourceward.estimator.sources import (
     source_numbers,
     split_sources,
 )
-from sourceward.estimator.tuning import FEWEST_SOURCES, LENGTHS, Part, Promise, learn_votes, tune
 from sourceward.functional import Coefficients, spread
-from sourceward.functional.trust import BY_ENERGY
+from sourceward.functional.source_weights import BY_ENERGY
 from sourceward.nn import Network
-from sourceward.parallel import choose_device
-from sourceward.progress import progress_bar
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
-from sourceward.storage import load_tensors, save_tensors
-from sourceward.train import ResidentFeed, train
-from sourceward.watch import Log, Watch
+from sourceward.training.distillation import distil
+from sourceward.training.loop import ResidentFeed, train
+from sourceward.training.monitor import Log, Watch
+from sourceward.validation.leave_one_domain_out import (
+    FEWEST_SOURCES,
+    LENGTHS,
+    Part,
+    Promise,
+    learn_votes,
+    tune,
+)
 
 
 class EnergyAdapter(ClassifierMixin, BaseEstimator):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from sourceward.estimator.tuning import Promise
+from sourceward.validation.leave_one_domain_out import Promise
 
 if TYPE_CHECKING:
     from sourceward.estimator.estimator import EnergyAdapter

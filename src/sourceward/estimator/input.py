@@ -10,8 +10,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from sourceward.errors import InputError
-from sourceward.parallel import choose_device
+from sourceward._util.devices import choose_device
+from sourceward._util.errors import InputError
 
 if TYPE_CHECKING:
     from sourceward.estimator.estimator import EnergyAdapter

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.errors import InputError, unknown_name
+from sourceward._util.errors import InputError, unknown_name
 from sourceward.functional.span import wrong_span
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from sourceward._util.errors import InputError
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.errors import InputError
 from sourceward.model.evaluation import dataset_features
 from sourceward.model.model import Model
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from sourceward.data.views import TURNS
+from sourceward.data.transforms import TURNS
 from sourceward.estimator import Promise
-from sourceward.estimator.tuning import FEWEST_SOURCES
+from sourceward.validation.leave_one_domain_out import FEWEST_SOURCES
 
 
 def model_card(config: dict[str, Any]) -> str:

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adapters import Adapted
-from sourceward.adapters.base import mean_answer
+from sourceward._util.errors import InputError, unknown_name
+from sourceward.adaptation import Adapted
+from sourceward.adaptation.base import mean_answer
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.data.views import STYLE, view_names
-from sourceward.errors import InputError, unknown_name
-from sourceward.features import extract_features, extract_styled
-from sourceward.functional.paired import interval, paired_draws
-from sourceward.inputs import encode, prepare_samples
+from sourceward.data.features import extract_features, extract_styled
+from sourceward.data.loading import encode, prepare_samples
+from sourceward.data.transforms import STYLE, view_names
+from sourceward.functional.bootstrap import interval, paired_draws
 from sourceward.model.model import PLURAL, Model
 from sourceward.model.views import view_features
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
+from sourceward._util.storage import load_tensors
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.heads import HEADS
 from sourceward.nn.projection import Projected
-from sourceward.storage import load_tensors
 
 if TYPE_CHECKING:
     from sourceward.model.model import Model

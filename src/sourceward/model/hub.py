@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 
 
 @cache

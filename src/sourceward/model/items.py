@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sourceward._util.errors import InputError
 from sourceward.data.decode import Geometry, decode_image, map_threads, resize_arrays
-from sourceward.errors import InputError
 
 
 def read_images(items: Any, shape: Geometry) -> Tensor:

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adapters import Adapted, EnergyAdaptation
-from sourceward.adapters.base import join, mean_answer
-from sourceward.adapters.views import ask_views, check_views
-from sourceward.data.views import look
-from sourceward.encoder import ImageEncoder, StaleEncoder
-from sourceward.errors import InputError
+from sourceward._util.devices import choose_device
+from sourceward._util.errors import InputError
+from sourceward._util.storage import save_tensors, write_whole
+from sourceward.adaptation import Adapted, EnergyAdaptation
+from sourceward.adaptation.base import join, mean_answer
+from sourceward.adaptation.tta import ask_views, check_views
+from sourceward.data.loading import image_geometry, rows_per_pass
+from sourceward.data.transforms import look
 from sourceward.estimator.sources import source_numbers
-from sourceward.inputs import image_geometry, rows_per_pass
-from sourceward.model.ahead import ahead, send
 from sourceward.model.file import (
     CARD,
     CONFIG,
@@ -38,14 +38,14 @@ from sourceward.model.file import (
     restore_network,
 )
 from sourceward.model.items import describe, is_matrix, items_of, read_images
+from sourceward.model.prefetch import ahead, send
 from sourceward.nn import Network, folded
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
+from sourceward.nn.encoder import ImageEncoder, StaleEncoder
 from sourceward.nn.folded import forget
 from sourceward.nn.projection import Projected
-from sourceward.parallel import choose_device
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings
-from sourceward.storage import save_tensors, write_whole
 
 PLURAL = {"image": "images", "text": "texts", "features": "features"}
 

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from sourceward._util.errors import InputError
+from sourceward._util.progress import progress_bar
 from sourceward.data.decode import Geometry, decode_image, map_threads, reason_of
+from sourceward.data.loading import image_geometry
 from sourceward.data.tree import StoredFile
-from sourceward.errors import InputError
-from sourceward.inputs import image_geometry
-from sourceward.model.ahead import ahead, send
+from sourceward.model.inputs import Failure, Input, find_inputs
 from sourceward.model.model import Model, Prediction
-from sourceward.model.rows import whole_or_nothing, writer_for
-from sourceward.model.samples import Failure, Input, find_inputs
+from sourceward.model.prediction_file import whole_or_nothing, writer_for
+from sourceward.model.prefetch import ahead, send
 from sourceward.nn.backbones import ImagePreprocessing
-from sourceward.progress import progress_bar
 
 CHUNK = 256
 

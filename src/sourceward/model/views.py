@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sourceward.adapters.views import ask_views
-from sourceward.data.views import look
-from sourceward.inputs import Shown, encode
+from sourceward.adaptation.tta import ask_views
+from sourceward.data.loading import Shown, encode
+from sourceward.data.transforms import look
 from sourceward.nn import Network
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.functional import ChainWeights, swish
-from sourceward.functional.leap import LeapWeights
+from sourceward.functional.distilled import LeapWeights
 from sourceward.functional.rows import laid_out, matmul
 from sourceward.functional.voting import vote
 from sourceward.nn.heads import Head

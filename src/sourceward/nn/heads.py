@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sourceward._registry import Registry
+from sourceward._util.registry import Registry
 from sourceward.functional import swish
 from sourceward.functional.rows import matmul
 

@@ -20,11 +20,11 @@ from sourceward.functional import (
 )
 from sourceward.functional.rows import times
 from sourceward.functional.voting import log_vote
+from sourceward.nn.distilled import StackedLeap
 from sourceward.nn.energy import StackedEnergy
+from sourceward.nn.feature_statistics import Moments
 from sourceward.nn.heads import HEADS, Head
 from sourceward.nn.latent import LatentNet
-from sourceward.nn.leap import StackedLeap
-from sourceward.nn.moments import Moments
 from sourceward.nn.projection import Projected
 
 CALIBRATION_ROWS = 4096

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from sourceward.adapters import Adapted
+from sourceward._util.storage import write_whole
+from sourceward.adaptation import Adapted
 from sourceward.bench.demo import Demo, Target, adapt
 from sourceward.bench.demo_numbers import accuracy_rows
 from sourceward.report import figures
 from sourceward.report.page import Card, Figure, Page, Section, Table, render
-from sourceward.storage import write_whole
 
 CLOUD, SHOWN = 500, 300
 """Source and target points on a map: enough to see, few enough to draw."""

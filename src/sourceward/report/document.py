@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from sourceward._util.errors import InputError
 from sourceward.bench.quoted import Quoted, quoted
-from sourceward.errors import InputError
 from sourceward.report.beside import absent, cost, published, shortfalls, trust
 from sourceward.report.finding import finding
 from sourceward.report.results import read_results

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 
 
 @dataclass(frozen=True)

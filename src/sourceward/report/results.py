@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sourceward.errors import InputError, unknown_name
+from sourceward._util.errors import InputError, unknown_name
 from sourceward.report.bench import bench_page
 from sourceward.report.experiment import experiment_page
 from sourceward.report.page import Page

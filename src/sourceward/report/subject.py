@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sourceward.estimator.tuning import LENGTHS
+from sourceward.validation.leave_one_domain_out import LENGTHS
 
 NONE = "none"
 TUNED, USUAL = "ebtsa:num_steps=auto", f"ebtsa:num_steps={LENGTHS[0]}"

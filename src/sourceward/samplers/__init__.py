@@ -2,12 +2,12 @@
 
 from sourceward.samplers.accept import ACCEPT_RULES
 from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target
+from sourceward.samplers.chain import walk
+from sourceward.samplers.distilled import leap
 from sourceward.samplers.fused import fused_langevin
 from sourceward.samplers.langevin import langevin, textbook
-from sourceward.samplers.leap import leap
 from sourceward.samplers.nesterov import nesterov
 from sourceward.samplers.run import Chain, generator_noise, keyed_noise, run
-from sourceward.samplers.walk import walk
 
 __all__ = [
     "ACCEPT_RULES",

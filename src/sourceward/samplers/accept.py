@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sourceward._registry import Registry
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
+from sourceward._util.registry import Registry
 
 
 class AcceptRule(Protocol):

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from sourceward._registry import Registry
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
+from sourceward._util.registry import Registry
 
 
 class Target(NamedTuple):

@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.data import DATASETS, list_datasets, load_images, open_dataset
-from sourceward.errors import InputError
 
 
 def folders(put, domains, classes):

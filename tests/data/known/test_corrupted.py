@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.data import load_images, open_dataset
 from sourceward.data.diagnosis import doctor
-from sourceward.errors import InputError
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
-from sourceward.errors import InputError
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
-from sourceward.errors import InputError
 
 
 def test_threads(put, tmp_path):

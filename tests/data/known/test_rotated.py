@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
 from sourceward.data.known.rotated import rotate
-from sourceward.errors import InputError
 
 
 @pytest.fixture(scope="module")

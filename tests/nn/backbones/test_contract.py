@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.nn.backbones import Backbone, create_backbone
 from tests.nn.backbones.tiny import TEXTS, OwnNet, features, hf_folder, inputs
 

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.nn.backbones import Backbone, create_backbone, list_backbones
 from tests.nn.backbones.tiny import OwnNet
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.nn.backbones import ImagePreprocessing, create_backbone
 
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.nn.backbones import Backbone, create_backbone
 from sourceward.nn.backbones.resnet_v1 import _photos
 from tests.nn.backbones.tiny import features, inputs

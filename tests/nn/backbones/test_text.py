@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.nn.backbones import create_backbone
 from tests.nn.backbones.tiny import features, hf_folder
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.nn.backbones import create_backbone
 from sourceward.nn.backbones.weights import load_weights
 from tests.nn.backbones.tiny import OwnNet, hf_folder

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sourceward._registry import Registry
+from sourceward._util.errors import InputError, unknown_name
+from sourceward._util.registry import Registry
 from sourceward.bench.cells import key_of
 from sourceward.bench.checkpoints import Checkpoint, Part
 from sourceward.bench.code import code_version
@@ -13,7 +14,6 @@ from sourceward.bench.protocol import leave_out, name_of
 from sourceward.bench.quoted import OFFICE_HOME, PACS, PHEME, Quoted, quoted
 from sourceward.bench.training import Training, train
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.errors import InputError, unknown_name
 from sourceward.report.page import Table
 
 

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adapters import EnergyAdaptation
+from sourceward._util.errors import InputError
+from sourceward.adaptation import EnergyAdaptation
 from sourceward.bench.experiments.base import Asked, Context, Outcome, check_targets, experiment
 from sourceward.bench.experiments.scores import Scores
 from sourceward.bench.experiments.walks import Walk, walk_all
 from sourceward.bench.protocol import leave_out
-from sourceward.errors import InputError
-from sourceward.estimator.tuning import LENGTHS
-from sourceward.functional.trust import learn_trust
+from sourceward.functional.source_weights import learn_trust
+from sourceward.validation.leave_one_domain_out import LENGTHS
 
 OFF = "no adaptation"
 STEPS = LENGTHS[0]

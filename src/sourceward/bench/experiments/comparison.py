@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from sourceward.adapters import list_adapters
+from sourceward._util.errors import InputError
+from sourceward.adaptation import list_adapters
 from sourceward.bench.experiments.base import Context, Drawing, Outcome, experiment
 from sourceward.bench.experiments.scores import quoted_row
 from sourceward.bench.protocol import Plan, bench
 from sourceward.bench.specs import CONTROLS, parse_specs
-from sourceward.errors import InputError
 from sourceward.report.page import Table
 from sourceward.report.words import asks_for, gain, short_names, spread
 

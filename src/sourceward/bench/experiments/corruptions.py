@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from sourceward._util.devices import choose_device
+from sourceward._util.errors import InputError
 from sourceward.bench.cells import key_of
 from sourceward.bench.code import code_version
 from sourceward.bench.experiments.base import Context, Outcome, experiment, wanted_targets
@@ -13,9 +15,7 @@ from sourceward.bench.experiments.scores import Scores
 from sourceward.data import DomainDataset
 from sourceward.data.corrupting import CLEAN, corrupted_domains
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS, TEST_CORRUPTIONS
-from sourceward.errors import InputError
 from sourceward.estimator import EnergyAdapter
-from sourceward.parallel import choose_device
 
 SMALL = ("gaussian_noise", "contrast")
 NEGATIVES = ("noise as negatives", "other corruptions as negatives")
@@ -100,7 +100,7 @@ def clean_arrays(dataset: DomainDataset) -> bool:
 
 def _encode(context: Context, dataset: DomainDataset) -> DomainDataset:
     """Through the frozen backbone, onto the principal components of its clean features."""
-    from sourceward.features import extract_features
+    from sourceward.data.features import extract_features
     from sourceward.nn.backbones import create_backbone
     from sourceward.nn.projection import principal_components
 

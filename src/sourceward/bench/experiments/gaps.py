@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from sourceward._util.errors import InputError
 from sourceward.bench.experiments.base import Context, Drawing, Outcome, experiment, wanted_targets
 from sourceward.bench.experiments.scores import Scores
 from sourceward.data import DomainDataset
 from sourceward.data.known.rotated import SETTINGS, TARGETS
-from sourceward.errors import InputError
 
 HELD_OUT = [f"{angle:g}" for angle in TARGETS]
 """Never trained on, whichever of them are asked for."""

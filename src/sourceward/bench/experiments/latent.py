@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adapters.classifier import log_vote, voter_logits
+from sourceward._util.errors import InputError
+from sourceward.adaptation.baselines.classifier import log_vote, voter_logits
 from sourceward.bench.controls import linear_control
 from sourceward.bench.experiments.base import Asked, Context, Drawing, Outcome, check_targets, experiment
 from sourceward.bench.experiments.scores import Scores
 from sourceward.bench.specs import Spec
-from sourceward.errors import InputError
 from sourceward.nn.heads import HEADS, PrototypeHead
 from sourceward.report.page import Table
 

@@ -8,7 +8,7 @@ import numpy as np
 from sourceward.bench.experiments.base import Drawing
 from sourceward.bench.quoted import Quoted
 from sourceward.bench.summary import over_seeds
-from sourceward.functional.paired import paired_interval
+from sourceward.functional.bootstrap import paired_interval
 from sourceward.report.page import Table
 from sourceward.report.words import gain, short_names, spread, target_of
 

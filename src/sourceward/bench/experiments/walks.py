@@ -8,7 +8,7 @@ from torch import Tensor
 from sourceward.algorithm import adapt
 from sourceward.functional import AGGREGATIONS, cosine_to_sources, row_keys, surprise
 from sourceward.functional.aggregation import least_surprised
-from sourceward.functional.trust import Evidence, evidence, score
+from sourceward.functional.source_weights import Evidence, evidence, score
 from sourceward.latents import keyed_latent
 from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings

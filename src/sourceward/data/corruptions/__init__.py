@@ -12,9 +12,9 @@ torch.Size([2, 3, 32, 32])
 import torch
 from torch import Tensor
 
+from sourceward._util.errors import InputError, unknown_name
 from sourceward.data.corruptions import blur, digital, noise, spatter, weather  # noqa: F401  they register
 from sourceward.data.corruptions._core import CORRUPTIONS, RECIPES, Corruption, quantise
-from sourceward.errors import InputError, unknown_name
 
 __all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "RECIPES", "TEST_CORRUPTIONS", "Corruption", "corrupt"]
 

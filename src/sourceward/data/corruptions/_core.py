@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sourceward._registry import Registry
+from sourceward._util.registry import Registry
 
 Function = Callable[[Tensor, Any, torch.Generator | None], Tensor]
 

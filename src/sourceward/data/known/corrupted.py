@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from sourceward._util.errors import InputError
 from sourceward.data.corrupting import CLEAN, SPLIT_BY, choose_corruptions, corrupted_domains
 from sourceward.data.dataset import DomainDataset, Problem, build, zero_based
 from sourceward.data.known.entry import known_dataset
 from sourceward.data.tree import StoredFile, Tree, is_image, read_tree
-from sourceward.errors import InputError
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR_RECORD = 1 + 3 * 32 * 32  # one label byte, then three planes of 32 x 32

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from sourceward._util.errors import InputError
 from sourceward.data.corrupting import CLEAN, corrupted_domains
 from sourceward.data.dataset import DomainDataset, build
 from sourceward.data.known.entry import known_dataset
 from sourceward.data.known.rotated import DIGITS, FASHION, read_idx_pair
-from sourceward.errors import InputError
 
 LAYOUT = (
     "<root>/.../train-images-idx3-ubyte, train-labels-idx1-ubyte and t10k-*, raw or .gz. Options: severity; "

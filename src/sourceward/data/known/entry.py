@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sourceward._registry import Registry
+from sourceward._util.registry import Registry
 from sourceward.data.dataset import DomainDataset
 
 Reader = Callable[..., DomainDataset]

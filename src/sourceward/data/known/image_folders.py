@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, Problem
 from sourceward.data.known.entry import known_dataset
 from sourceward.data.known.lists import apply_lists, find_lists
 from sourceward.data.tree import StoredFile, Tree, from_tree, read_tree
-from sourceward.errors import InputError
 
 # Canonical domain name -> the folder names seen in the wild, compared as `plain` writes them.
 Aliases = dict[str, tuple[str, ...]]

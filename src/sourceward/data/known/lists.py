@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, Problem, zero_based
 from sourceward.data.tree import Tree, read_tree
-from sourceward.errors import InputError
 
 Suffixes = dict[str, tuple[str, ...]]  # "train" and "val" -> how the names of their list files end
 

@@ -4,11 +4,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, Problem, build
 from sourceward.data.known.entry import known_dataset
 from sourceward.data.table import read_table
 from sourceward.data.tree import Tree, read_tree
-from sourceward.errors import InputError
 
 EVENTS = ("charliehebdo", "ferguson", "germanwings-crash", "ottawashooting", "sydneysiege")
 CLASSES = ("non-rumour", "rumour")

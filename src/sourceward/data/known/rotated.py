@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.nn.functional import affine_grid, grid_sample
 
+from sourceward._util.errors import InputError, unknown_name
 from sourceward.data.dataset import DomainDataset, build
 from sourceward.data.known.entry import known_dataset
-from sourceward.errors import InputError, unknown_name
 
 # The three source settings of the paper (appendix; Piratla et al. 2020), targets 0 and 90 in each.
 SETTINGS = {"15-75": (15, 30, 45, 60, 75), "30-60": (30, 45, 60), "30-45": (30, 45)}

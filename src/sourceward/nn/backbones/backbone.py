@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.nn.backbones.preprocessing import ImagePreprocessing, Preprocessing, TextPreprocessing
 from sourceward.nn.backbones.tokenizers import Tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 
 TIMEOUT = 5.0
 """Seconds to wait for a connection."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from sourceward.errors import InputError, unknown_name
+from sourceward._util.errors import InputError, unknown_name
 from sourceward.nn.backbones import from_hf, from_timm, from_torchvision, tiny
 from sourceward.nn.backbones.backbone import FORMAT, Backbone, Parts
 from sourceward.nn.backbones.preprocessing import (

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.nn.backbones.backbone import Parts
 from sourceward.nn.backbones.download import (
     first_line,

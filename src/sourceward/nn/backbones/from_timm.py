@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.nn.backbones.backbone import Parts
 from sourceward.nn.backbones.download import hub_file, no_download, url_cache
 from sourceward.nn.backbones.preprocessing import INTERPOLATIONS, ImagePreprocessing

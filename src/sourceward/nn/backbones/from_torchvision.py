@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from sourceward.errors import InputError, unknown_name
+from sourceward._util.errors import InputError, unknown_name
 from sourceward.nn.backbones.backbone import Parts
 from sourceward.nn.backbones.download import no_download, url_cache
 from sourceward.nn.backbones.preprocessing import ImagePreprocessing

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 
 SUFFIX = "-v1"
 MARGIN = 0.85

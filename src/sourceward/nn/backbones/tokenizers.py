@@ -8,7 +8,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 from sourceward.nn.backbones.download import import_transformers
 
 FOLDER = "tokenizer"

@@ -8,7 +8,7 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor, nn
 
-from sourceward.errors import InputError
+from sourceward._util.errors import InputError
 
 HEADS = ("fc", "classifier", "head", "heads", "head_dist", "last_linear", "AuxLogits", "aux1", "aux2")
 """Classifiers of the vision libraries."""

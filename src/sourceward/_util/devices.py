@@ -1,0 +1,88 @@
+"""Devices and processes: one process needs nothing but torch, several go through accelerate."""
+
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sourceward._util.errors import InputError
+
+
+def choose_device(name: str | torch.device) -> torch.device:
+    """`auto` is CUDA where there is any."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"Expected `device` to be 'cpu', 'cuda' or 'auto', but got {name!r}.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            f"Device {str(name)!r} was asked for, but no CUDA device is here. Use 'cpu' or 'auto'."
+        )
+    return device
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that train together, seen from one of them."""
+
+    rank: int = 0
+    count: int = 1
+    state: Any = None
+    """accelerate's `PartialState` when there are several."""
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @torch.no_grad()
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Every process ends with the mean gradient, in one message."""
+        if self.count == 1:
+            return
+        from accelerate.utils import reduce
+
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        flat = reduce(torch.cat([g.flatten() for g in gradients]), "mean")
+        for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients])):
+            gradient.copy_(mean.view_as(gradient))
+
+    def gather(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """(count, ...): this tensor of every process, on the host."""
+        if self.count == 1:
+            return tensor.cpu().unsqueeze(0)
+        mine = tensor.to(device).contiguous()
+        parts = [torch.empty_like(mine) for _ in range(self.count)]
+        torch.distributed.all_gather(parts, mine)
+        return torch.stack(parts).cpu()
+
+    def wait(self) -> None:
+        if self.state is not None:
+            self.state.wait_for_everyone()
+
+    def main_first(self) -> AbstractContextManager:
+        """The main process goes through the block first, e.g. to fill a cache that the others then read."""
+        return nullcontext() if self.state is None else self.state.main_process_first()
+
+
+ALONE = Processes()
+
+
+def join_processes(device: str | torch.device) -> tuple[Processes, torch.device]:
+    """Who trains here, and on which device: under `accelerate launch` or `torchrun` its share, else alone."""
+    chosen = choose_device(device)
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return ALONE, chosen
+    try:
+        from accelerate import PartialState
+    except ImportError:
+        raise InputError(
+            "Several processes need accelerate: pip install 'sourceward[train]', or start a single process."
+        ) from None
+    state = PartialState(cpu=chosen.type == "cpu")
+    return Processes(state.process_index, state.num_processes, state), torch.device(state.device)

@@ -1,0 +1,57 @@
+"""Adapters: everything that turns (network, features or inputs) into an answer, behind one contract."""
+
+from sourceward.adaptation.base import (
+    ADAPTERS,
+    STATUS_TEXT,
+    Adapted,
+    Adapter,
+    Traits,
+    Unsuitable,
+    adapter_traits,
+    create_adapter,
+    list_adapters,
+    traits_table,
+)
+from sourceward.adaptation.baselines.batchnorm import PredictionTimeBatchNorm
+from sourceward.adaptation.baselines.memo import MEMO, MEMOOnFeatures
+from sourceward.adaptation.baselines.shot import ShotIM, ShotIMOnFeatures
+from sourceward.adaptation.baselines.t3a import T3A
+from sourceward.adaptation.baselines.tea import TEA, TEAOnFeatures
+from sourceward.adaptation.baselines.tent import Tent, TentOnFeatures, TentOnLatent
+from sourceward.adaptation.baselines.tsd import TSD, TSDOnFeatures
+from sourceward.adaptation.baselines.ttt import TestTimeTraining
+from sourceward.adaptation.cost import Cost, measure_cost
+from sourceward.adaptation.energy import EnergyAdaptation, NoAdaptation
+from sourceward.adaptation.tta import Views
+
+__all__ = [
+    "ADAPTERS",
+    "MEMO",
+    "STATUS_TEXT",
+    "T3A",
+    "TEA",
+    "TSD",
+    "Adapted",
+    "Adapter",
+    "Cost",
+    "EnergyAdaptation",
+    "MEMOOnFeatures",
+    "NoAdaptation",
+    "PredictionTimeBatchNorm",
+    "ShotIM",
+    "ShotIMOnFeatures",
+    "TEAOnFeatures",
+    "TSDOnFeatures",
+    "Tent",
+    "TentOnFeatures",
+    "TentOnLatent",
+    "TestTimeTraining",
+    "Traits",
+    "Unsuitable",
+    "Views",
+    "adapter_traits",
+    "create_adapter",
+    "list_adapters",
+    "measure_cost",
+    "traits_table",
+]

@@ -1,0 +1,160 @@
+"""The contract of an adapter, what it declares about itself, and what it returns.
+
+An adapter turns (network, features or inputs) into an answer. It may move the features, and it may change a
+copy of the network; it never changes the network itself. A call is one stream, rows in order: what a
+stateful adapter learns begins with the call and ends with it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from sourceward._util.errors import InputError, unknown_name
+from sourceward._util.registry import Registry
+from sourceward.nn import Network
+
+MOVED = "moved"
+ADAPTED = "adapted"
+KEPT_ENERGY_NOT_LOWER = "kept_energy_not_lower"
+KEPT_GATE = "kept_gate"
+NONFINITE = "nonfinite"
+
+STATUS_TEXT = {
+    MOVED: "At least one source moved the sample.",
+    ADAPTED: "A copy of the model was adapted, its classifier adjusted, or views of the sample were asked "
+    "about; the sample was not moved.",
+    KEPT_ENERGY_NOT_LOWER: "No source found a step of lower energy; the sample was not moved. "
+    "A smaller `step_size` may help.",
+    KEPT_GATE: "No step was asked for; the sample was not moved.",
+    NONFINITE: "The adaptation left the finite numbers; the answer is the unadapted one. "
+    "Use a smaller `step_size` or `rate`.",
+}
+
+Inputs = Tensor | dict[str, Tensor]
+"""What a backbone takes: normalised images, or tokens by name."""
+
+Stream = Inputs | Iterable[Inputs]
+"""All rows at once, or batches of any length in order."""
+
+
+class Unsuitable(InputError):
+    """The adapter has no meaning for this network. A bench leaves the cell empty and says why."""
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """The answer for n samples. The first axis is always the sample."""
+
+    features: np.ndarray
+    """(n, sources, dim): where each source's chain ended, in the units of the input."""
+    probabilities: np.ndarray
+    """(n, classes): the vote."""
+    per_source: np.ndarray
+    """(n, sources, classes): each source's own answer; the vote, where an adapter has no such answers."""
+    energy_before: np.ndarray
+    """(n, sources)."""
+    energy_after: np.ndarray
+    """(n, sources)."""
+    steps: np.ndarray
+    """(n, sources): steps taken; the mean over draws, rounded, where there are several."""
+    status: np.ndarray
+    """(n,) of the names in `STATUS_TEXT`."""
+    trajectory: np.ndarray | None = None
+    """(n, num_steps + 1, sources, dim) when asked for."""
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+
+def join(parts: Sequence[Adapted]) -> Adapted:
+    """One answer of several, rows in order."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def joined(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else np.concatenate(values)
+
+    return Adapted(**{field.name: joined(field.name) for field in fields(Adapted)})
+
+
+def mean_answer(answers: Sequence[Adapted]) -> Adapted:
+    """The mean of what the sources and their vote say; everything else is the first answer's."""
+    if len(answers) == 1:
+        return answers[0]
+    probabilities = np.mean([answer.probabilities for answer in answers], axis=0)
+    per_source = np.mean([answer.per_source for answer in answers], axis=0)
+    return replace(answers[0], probabilities=probabilities, per_source=per_source)
+
+
+class Adapter(Protocol):
+    """Callable on what it reads; the flags say what it costs a deployment."""
+
+    changes_weights: ClassVar[bool]
+    keeps_state: ClassVar[bool]
+    needs_batch: ClassVar[bool]
+    reads: ClassVar[str]
+
+    def __call__(self, network: Network, inputs: Any) -> Adapted: ...
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What an adapter asks of a deployment."""
+
+    changes_weights: bool
+    """Weights are changed at test time (those of a copy)."""
+    keeps_state: bool
+    """An answer depends on the samples that came before."""
+    needs_batch: bool
+    """An answer depends on the samples beside it; made for several at a time."""
+    reads: str
+    """`features`: rescaled features, (n, dim). `inputs`: what the backbone takes, see `Stream`."""
+
+    def __str__(self) -> str:
+        costs = {
+            "changes weights": self.changes_weights,
+            "keeps state": self.keeps_state,
+            "needs a batch": self.needs_batch,
+        }
+        return f"reads {self.reads}; " + (", ".join(c for c, paid in costs.items() if paid) or "one by one")
+
+
+ADAPTERS: Registry[type] = Registry("adapter")
+
+
+def create_adapter(name: str, **settings: object) -> Adapter:
+    """Build an adapter by name.
+
+    >>> create_adapter("none").keeps_state
+    False
+    """
+    kind = ADAPTERS[name]
+    known = [field.name for field in fields(kind)]
+    for option in settings:
+        if option not in known:
+            raise unknown_name(f"option of adapter '{name}',", option, known)
+    return kind(**settings)
+
+
+def list_adapters() -> list[str]:
+    """Names that `create_adapter` knows."""
+    return list(ADAPTERS)
+
+
+def adapter_traits(name: str) -> Traits:
+    """What the adapter of this name asks of a deployment.
+
+    >>> print(adapter_traits("t3a"))
+    reads features; changes weights, keeps state
+    """
+    kind = ADAPTERS[name]
+    return Traits(**{field.name: getattr(kind, field.name) for field in fields(Traits)})
+
+
+def traits_table() -> list[dict[str, Any]]:
+    """A row for each adapter: name and traits."""
+    return [{"name": name, **asdict(adapter_traits(name))} for name in ADAPTERS]

@@ -1,0 +1,101 @@
+"""Views: ask about the image as it came and about other looks at it, and average the answers."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from sourceward.adaptation.base import ADAPTERS, Unsuitable
+from sourceward.adaptation.baselines.memo import image_preprocessing
+from sourceward.adaptation.baselines.peer import Peer, Response, encoder, unadapted
+from sourceward.data.transforms import MOMENTS, STYLE, TURN, VIEWS, View, look_normalised, styled, view_names
+from sourceward.nn import Network
+
+T = TypeVar("T")
+Look = Callable[[Tensor, View], Iterable[Tensor]]
+"""`look` or `look_normalised`, whichever suits the images."""
+
+
+@ADAPTERS.register("views")
+@dataclass(frozen=True)
+class Views(Peer):
+    """The mean answer over the image and views of it; nothing learns.
+
+    Args:
+        of: names in `data.views`, joined by +; each, and each turn, counts as much as the image itself.
+    """
+
+    changes_weights: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = False
+    needs_batch: ClassVar[bool] = False
+    reads: ClassVar[str] = "inputs"
+
+    of: str = "flip+gray"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        view_names(self.of)
+
+    def check(self, network: Network) -> None:
+        super().check(network)
+        image_preprocessing(network)
+        check_views(self.of, network)
+
+    @torch.no_grad()
+    def stream(self, network: Network, batches: Iterator[Any]) -> Iterator[Response]:
+        features, looks = encoder(network), image_preprocessing(network)
+        seen = partial(look_normalised, mean=looks.mean, std=looks.std)
+
+        def ask(images: Tensor) -> Response:
+            return unadapted(network, features(images))
+
+        for batch in batches:
+            plain, voices = ask(batch), ask_views(self.of, network, ask, batch, seen)
+            yield _mean([plain, *map(_mean, voices)])._replace(feature=plain.feature)
+
+
+def check_views(names: str, network: Network) -> None:
+    """Refuse views that a network cannot be asked about."""
+    known = {STYLE: network.styles, MOMENTS: network.moments}
+    for name in view_names(names):
+        if known.get(name, True) is None:
+            why = {
+                STYLE: "This model knows no styles of its sources. Fit it again with this version.",
+                MOMENTS: "This model knows no moments of its sources: only a convolutional backbone that "
+                "this version fine-tuned does. Ask about other views, or fit it again without --freeze.",
+            }
+            raise Unsuitable(why[name])
+
+
+def ask_views(
+    names: str, network: Network, ask: Callable[[Tensor], T], images: Tensor, look: Look
+) -> Iterator[list[T]]:
+    """What is answered for every picture of each voice: a view is one, and each turn of the view `turn`.
+
+    Args:
+        names: of the views, joined by +.
+        network: knows styles and moments of its sources.
+        ask: answers for images.
+        images: as they came.
+        look: makes the pictures of a view.
+    """
+    for name in view_names(names):
+        if name == MOMENTS:
+            yield [_toward(network, source, ask, images) for source in range(network.sources)]
+        else:
+            view = VIEWS[name] if name != STYLE else styled(network.styles)  # type: ignore[arg-type]
+            answers = [ask(picture) for picture in look(images, view)]
+            yield from [[answer] for answer in answers] if name == TURN else [answers]
+
+
+def _toward(network: Network, source: int, ask: Callable[[Tensor], T], images: Tensor) -> T:
+    with network.toward(source):
+        return ask(images)
+
+
+def _mean(answers: list[Response]) -> Response:
+    feature, vote, per_source = (torch.stack(values).mean(0) for values in zip(*answers))
+    return Response(feature, vote, per_source)

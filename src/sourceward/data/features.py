@@ -1,0 +1,171 @@
+"""Features of a backbone that is not trained, of samples and of copies of them: computed once and kept."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+from torch import Tensor
+
+from sourceward._util.errors import InputError
+from sourceward._util.progress import progress_bar
+from sourceward._util.storage import load_tensors, save_tensors, tensor_hash
+from sourceward.data import DomainDataset, cache_folder
+from sourceward.data.augment import toward_amplitude
+from sourceward.data.corrupting import corrupt_in_turn, corruption_noise
+from sourceward.data.corruptions import EXTRA_CORRUPTIONS
+from sourceward.data.loading import Changed, Samples, check_kind, encode, prepare_samples
+from sourceward.data.transforms import SHARE, as_bytes
+from sourceward.nn.backbones import Backbone
+
+
+def extract_features(
+    dataset: DomainDataset, backbone: Backbone, device: torch.device, show: bool | None = None
+) -> DomainDataset:
+    """The dataset with features in place of its items; each domain is computed once and kept on disk."""
+    check_kind(dataset.kind, backbone)
+    identity = _identity(backbone, device)
+    features = np.empty((len(dataset), backbone.dim), dtype=np.float32)
+    for code, name in enumerate(dataset.domain_names):
+        rows = np.flatnonzero(dataset.domains == code)
+        if len(rows):
+            part = dataset.select(rows)
+            features[rows] = _domain_features(part, name, backbone, device, identity, show)
+    return replace(dataset, kind="features", items=features)
+
+
+@dataclass(frozen=True)
+class Corrupted(Changed):
+    """Samples under one corruption, severities in turn."""
+
+    name: str
+    offset: int
+    seed: int
+
+    def kept(self, rows: slice) -> Iterator[Tensor]:
+        first, generator = self.offset, None
+        for images in self.samples.kept(rows):
+            generator = generator or corruption_noise(images.device, self.name, self.seed)
+            yield corrupt_in_turn(images, self.name, first, generator)
+            first += len(images)
+
+
+def corrupted_features(
+    network: Callable[[Any], Tensor], samples: Samples, rows: slice, seed: int = 0
+) -> Tensor:
+    """Features of `rows` under each of the extra corruptions, one corruption after the other."""
+    copies = [Corrupted(samples, name, number, seed) for number, name in enumerate(EXTRA_CORRUPTIONS)]
+    return torch.cat([encode(network, copy, rows) for copy in copies])
+
+
+@dataclass(frozen=True)
+class Styled(Changed):
+    """Images, each half way to the style of a source."""
+
+    styles: Tensor
+    """(sources, 3, height, width // 2 + 1)."""
+    toward: Tensor
+    """The source of each row."""
+
+    def kept(self, rows: slice) -> Iterator[Tensor]:
+        first = rows.start
+        for images in self.samples.kept(rows):
+            style = self.styles[self.toward[first : first + len(images)]]
+            there = toward_amplitude(images.float() / 255, style, SHARE)
+            yield as_bytes(there)
+            first += len(images)
+
+
+def extract_styled(
+    dataset: DomainDataset,
+    backbone: Backbone,
+    styles: Tensor,
+    toward: np.ndarray,
+    device: torch.device,
+    show: bool | None = None,
+) -> np.ndarray:
+    """Features of every image half way to the style of source `toward`; kept on disk."""
+    backbone = backbone.to(device).eval()
+
+    def compute() -> Tensor:
+        samples = prepare_samples(dataset, backbone, device, show=show)
+        copies = Styled(samples, styles, torch.from_numpy(toward).to(device))
+        with progress_bar(len(dataset), "features in other styles", show) as advance:
+            return encode(backbone, copies, slice(0, len(dataset)), advance)
+
+    told = tensor_hash({"styles": styles, "toward": torch.from_numpy(toward)})
+    return _kept(f"{dataset.content_hash()}{_identity(backbone, device)}{told}", backbone, compute)
+
+
+def extract_corrupted(
+    dataset: DomainDataset, backbone: Backbone, device: torch.device, seed: int = 0, show: bool | None = None
+) -> np.ndarray:
+    """`corrupted_features` of a whole dataset by a backbone that is not trained; kept on disk."""
+    backbone = backbone.to(device).eval()
+
+    def compute() -> Tensor:
+        samples = prepare_samples(dataset, backbone, device, show=show)
+        return corrupted_features(backbone, samples, slice(0, len(dataset)), seed)
+
+    return _kept(f"{dataset.content_hash()}{_identity(backbone, device)}{seed}corrupted", backbone, compute)
+
+
+def _domain_features(
+    part: DomainDataset,
+    name: str,
+    backbone: Backbone,
+    device: torch.device,
+    identity: str,
+    show: bool | None,
+) -> np.ndarray:
+    backbone = backbone.to(device).eval()
+
+    def compute() -> Tensor:
+        samples = prepare_samples(part, backbone, device, show=show)
+        with progress_bar(len(part), f"features of {name}", show) as advance:
+            return encode(backbone, samples, slice(0, len(part)), advance)
+
+    return _kept(f"{part.content_hash()}{identity}", backbone, compute)
+
+
+def _kept(identity: str, backbone: Backbone, compute: Callable[[], Tensor]) -> np.ndarray:
+    """Features from the disk, or computed and written there."""
+    key = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+    file = cache_folder() / "features" / f"{key}.safetensors"
+    with _alone(file):
+        if file.is_file():
+            try:
+                return load_tensors(file)[0]["features"].numpy()
+            except InputError:  # torn: computed again
+                file.unlink()
+        features = compute().cpu()
+        with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+            save_tensors(file, {"features": features}, {"backbone": backbone.spec})
+    return features.numpy()
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """What one process computes, another that wants the same waits for."""
+    lock = FileLock(file.with_suffix(".lock"))
+    with suppress(OSError, NotImplementedError):  # nor does a cache that cannot be locked
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _identity(backbone: Backbone, device: torch.device) -> str:
+    """Of everything the features depend on but the inputs."""
+    digest = hashlib.blake2b(json.dumps(backbone.config(), sort_keys=True).encode(), digest_size=16)
+    digest.update(device.type.encode())
+    digest.update(tensor_hash(backbone.state_dict()).encode())
+    return digest.hexdigest()

@@ -1,0 +1,254 @@
+"""Samples on their way to a backbone: resident on the device where they fit, streamed where they do not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sourceward._util.errors import InputError
+from sourceward._util.progress import progress_bar
+from sourceward.algorithm import Batch
+from sourceward.data import (
+    DomainBatches,
+    DomainDataset,
+    decode_images,
+    fits_in_memory,
+    in_order,
+    stream_batches,
+)
+from sourceward.data.augment import Augmentation, augment
+from sourceward.data.decode import INTERPOLATIONS, Geometry
+from sourceward.nn.backbones import Backbone, ImagePreprocessing
+from sourceward.training.loop import Feed, Inputs, ResidentFeed, unflatten
+
+
+def rows_per_pass(device: torch.device) -> int:
+    """Of a backbone, where nothing is learned."""
+    return 512 if device.type == "cuda" else 16  # more do not fit the caches of a core
+
+
+class Shown(Protocol):
+    """Samples that a backbone can be shown, row by row."""
+
+    @property
+    def plain(self) -> Callable[[Tensor], Inputs]:
+        """From rows as they are kept to what the backbone takes."""
+
+    def kept(self, rows: slice) -> Iterator[Tensor]:
+        """Rows in order, as they are kept: uint8 pixels where they are images."""
+
+    def batches(self, rows: slice) -> Iterator[Inputs]:
+        """Rows in order, not augmented."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Samples, shown otherwise than they are kept: a kind of change says how in `kept`."""
+
+    samples: Shown
+
+    @property
+    def plain(self) -> Callable[[Tensor], Inputs]:
+        return self.samples.plain
+
+    def kept(self, rows: slice) -> Iterator[Tensor]:
+        raise NotImplementedError
+
+    def batches(self, rows: slice) -> Iterator[Inputs]:
+        return map(self.plain, self.kept(rows))
+
+
+class Samples(Shown, Protocol):
+    """The samples of one dataset, ready for a backbone to look at and to learn from."""
+
+    def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
+        """Training batches: `batch_size` rows of each part, from iteration `start` on."""
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Rows that live on the device: features, uint8 images, or tokens.
+
+    `plain` turns rows into what the backbone takes; `augmented` does so for training. `shifted` are rows and
+    labels that a lone source practises on.
+    """
+
+    rows: Tensor
+    plain: Callable[[Tensor], Inputs]
+    augmented: Callable[[Tensor, torch.Generator], Inputs] | None = None
+    shifted: tuple[Tensor, Tensor] | None = None
+
+    def kept(self, rows: slice) -> Iterator[Tensor]:
+        yield from self.rows[rows].split(rows_per_pass(self.rows.device))
+
+    def batches(self, rows: slice) -> Iterator[Inputs]:
+        return map(self.plain, self.kept(rows))
+
+    def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
+        inputs, own = [self.rows[part] for part in parts], [labels[part] for part in parts]
+        return ResidentFeed(inputs, own, batch_size, self.shifted, self.augmented)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Image files decoded by worker processes, a few batches ahead."""
+
+    dataset: DomainDataset
+    shape: Geometry
+    plain: Callable[[Tensor], Inputs]
+    augmented: Callable[[Tensor, torch.Generator], Inputs]
+    device: torch.device
+
+    def kept(self, rows: slice) -> Iterator[Tensor]:
+        part = self.dataset.select(np.arange(len(self.dataset))[rows])
+        for batch in self._stream(part, in_order(len(part), rows_per_pass(self.device))):
+            yield batch.images.to(self.device, non_blocking=True)
+
+    def batches(self, rows: slice) -> Iterator[Inputs]:
+        return map(self.plain, self.kept(rows))
+
+    def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
+        rows = np.concatenate([np.arange(len(self.dataset))[part] for part in parts])
+        part = self.dataset.select(rows)
+        stream = self._stream(part, DomainBatches(part.domains, batch_size, seed, start))
+
+        def draw(generator: torch.Generator) -> Batch:
+            batch = next(stream)
+            shape = (len(parts), batch_size)
+            images = self.augmented(batch.images.to(self.device, non_blocking=True), generator)
+            inputs: Any = unflatten(images, shape)
+            return Batch(inputs, batch.labels.to(self.device, non_blocking=True).view(shape))
+
+        return draw
+
+    def _stream(self, dataset: DomainDataset, batches: Any) -> Iterator[Any]:
+        size = (self.shape.height, self.shape.width)
+        return stream_batches(
+            dataset,
+            size,
+            batches,
+            fit=self.shape.fit,
+            crop_pct=self.shape.crop_pct,
+            interpolation=self.shape.interpolation,
+        )
+
+
+def prepare_samples(
+    dataset: DomainDataset,
+    backbone: Backbone | None,
+    device: torch.device,
+    augmentation: Augmentation | None = None,
+    show: bool | None = None,
+    streams: bool | None = None,
+) -> Samples:
+    """The samples of `dataset` for `backbone`: on the device where they fit, streamed where they do not; as
+    `streams` says, where it says so."""
+    check_kind(dataset.kind, backbone)
+    if backbone is None:
+        return Resident(torch.from_numpy(dataset.items).to(device), lambda rows: rows)
+    if dataset.kind == "text":
+        return _tokens(dataset, backbone, device)
+    assert isinstance(backbone.preprocessing, ImagePreprocessing)
+    shape = image_geometry(backbone.preprocessing)
+    plain, augmented = _image_steps(backbone.preprocessing, augmentation or Augmentation())
+    if not _fits(dataset, shape, device) if streams is None else streams:
+        return Streamed(dataset, shape, plain, augmented, device)
+    with progress_bar(len(dataset), "reading images", show) as advance:
+        decoded = decode_images(
+            dataset,
+            (shape.height, shape.width),
+            fit=shape.fit,
+            crop_pct=shape.crop_pct,
+            interpolation=shape.interpolation,
+            progress=lambda done, _: advance(done),
+        )
+    return Resident(decoded.images.to(device), plain, augmented)
+
+
+def check_kind(kind: str, backbone: Backbone | None) -> None:
+    expected = "features" if backbone is None else backbone.kind
+    if kind == expected:
+        return
+    hint = {
+        "features": "Features need no backbone.",
+        "image": "Use an image backbone such as 'timm:resnet18'.",
+        "text": "Use a text backbone such as 'hf:distilbert-base-uncased'.",
+    }[kind]
+    name = "a model of features" if backbone is None else f"the {backbone.kind} backbone {backbone.spec}"
+    raise InputError(f"Expected {expected} for {name}, but the data holds {kind}. {hint}")
+
+
+def image_geometry(preprocessing: ImagePreprocessing) -> Geometry:
+    """How the reader of image files makes what `preprocessing` describes."""
+    known = preprocessing.interpolation in INTERPOLATIONS
+    return Geometry(
+        *preprocessing.size,
+        "crop" if preprocessing.keep_aspect else "exact",
+        preprocessing.crop_fraction,
+        preprocessing.interpolation if known else "bilinear",
+    )
+
+
+class Batches(Protocol):
+    """What features are made of: `Samples`, or copies of them."""
+
+    def batches(self, rows: slice) -> Iterator[Inputs]: ...
+
+
+@torch.no_grad()
+def encode(
+    network: Callable[[Any], Tensor], samples: Batches, rows: slice, advance: Callable | None = None
+) -> Tensor:
+    """Features of `rows`, in order; bfloat16 inside the backbone on CUDA."""
+    parts: list[Tensor] = []
+    done = 0
+    for batch in samples.batches(rows):
+        device = (next(iter(batch.values())) if isinstance(batch, dict) else batch).device
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            parts.append(network(batch).float())
+        done += len(parts[-1])
+        if advance is not None:
+            advance(done)
+    return torch.cat(parts)
+
+
+def _tokens(dataset: DomainDataset, backbone: Backbone, device: torch.device) -> Resident:
+    """All texts as one tensor (rows, kinds of token tensors, longest)."""
+    tokens = backbone.prepare([*dataset.items])
+    names = list(tokens)
+    mask = names.index("attention_mask")
+
+    def unpack(rows: Tensor) -> Inputs:
+        if rows.device.type == "cpu":  # padding is work; on a device, asking how much would make it wait
+            rows = rows[..., : int(rows[:, mask].sum(-1).max())]
+        return dict(zip(names, rows.unbind(1)))
+
+    rows = torch.stack([tokens[name] for name in names], dim=1).to(device)
+    return Resident(rows, unpack, lambda rows, generator: unpack(rows))
+
+
+def _image_steps(
+    preprocessing: ImagePreprocessing, augmentation: Augmentation
+) -> tuple[Callable[[Tensor], Inputs], Callable[[Tensor, torch.Generator], Inputs]]:
+    """uint8 images of the right size to normalised ones, and the same with augmentation."""
+
+    def laid_out(images: Tensor) -> Tensor:
+        fast = images.device.type == "cuda"
+        return images.contiguous(memory_format=torch.channels_last) if fast else images
+
+    def augmented(images: Tensor, generator: torch.Generator) -> Inputs:
+        mean, std = preprocessing.mean, preprocessing.std
+        return laid_out(augment(images, augmentation, generator=generator, mean=mean, std=std))
+
+    return lambda images: laid_out(preprocessing.normalize(images)), augmented
+
+
+def _fits(dataset: DomainDataset, shape: Geometry, device: torch.device) -> bool:
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        if len(dataset) * 3 * shape.height * shape.width > free / 3:
+            return False
+    return fits_in_memory(dataset, (shape.height, shape.width))

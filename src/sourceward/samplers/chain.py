@@ -1,0 +1,125 @@
+"""The chain by its fastest way: fused where the settings allow, step by step otherwise."""
+
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sourceward.functional import ChainWeights, EnergyWeights, row_keys
+from sourceward.functional.distilled import Foothold, LeapWeights
+from sourceward.functional.distilled import leap as leap_to
+from sourceward.samplers.base import StepSettings, Target
+from sourceward.samplers.distilled import joined
+from sourceward.samplers.fused import RULES, fused_langevin, generator_normals, keyed_normals
+from sourceward.samplers.run import Chain, Record, generator_noise, keyed_noise, run
+
+
+@torch.no_grad()
+def walk(
+    sampler: str,
+    feature: Tensor,
+    weights: ChainWeights,
+    bias: Tensor,
+    settings: StepSettings,
+    num_steps: int,
+    noise: Tensor | torch.Generator | None,
+    *,
+    record: Record = False,
+    stop_below: Tensor | None = None,
+    leap: LeapWeights | None = None,
+) -> Chain:
+    """Take `num_steps` steps from `feature` (sources, batch, dim) on the energies of all sources.
+
+    Args:
+        sampler: a name in `SAMPLERS`; `leap` is one leap, refined by Langevin steps.
+        feature: the starts.
+        weights: of all sources.
+        bias: from `ChainWeights.bias`.
+        settings: of each step.
+        num_steps: 0 returns the starts themselves.
+        noise: (batch,) keys of the samples, or a generator (training).
+        record: keep trajectory, energies and origins, or the "origins" alone.
+        stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
+        leap: of all sources, for the sampler of that name.
+    """
+    if sampler == "langevin" and settings.accept in RULES:
+        kernels = _kernels() if feature.is_cuda else None
+        if kernels is not None and not kernels.fits(weights, feature):
+            kernels = None
+        if isinstance(noise, Tensor):
+            normals = (kernels.KeyedNormals if kernels else keyed_normals)(noise, feature)
+        else:
+            normals = generator_normals(noise, feature)
+        fused = kernels.kernel_langevin if kernels else fused_langevin
+        return fused(
+            weights, feature, bias, settings, num_steps, normals, record=record, stop_below=stop_below
+        )
+    target = Target(
+        lambda x: weights.energy(weights.first(x, bias)),
+        lambda x: weights.energy_and_grad(weights.first(x, bias)),
+        None if leap is None else lambda x: leap_to(leap, Foothold.of(weights, x, bias)),
+    )
+    source = keyed_noise(noise, feature) if isinstance(noise, Tensor) else generator_noise(noise, feature)
+    asked: dict[str, Any] = {"record": record, "stop_below": stop_below}
+    if sampler != "leap" or num_steps < 2:
+        return run(sampler, feature, target, settings, num_steps, source, **asked)
+    first = run(sampler, feature, target, settings, 1, source, **asked)
+    refined = walk("langevin", first.feature, weights, bias, settings, num_steps - 1, noise, **asked)
+    return joined(first, refined)
+
+
+def keys_of(feature: Tensor, seed: int) -> Tensor:
+    """`functional.row_keys` by its fastest way."""
+    kernels = _kernels() if feature.is_cuda and feature.dtype == torch.float32 else None
+    return (kernels.row_keys if kernels else row_keys)(feature, seed)
+
+
+@cache
+def _kernels() -> Any:
+    """`samplers.kernels` where Triton is there and gives the right numbers on this device, else None."""
+    try:
+        from sourceward.samplers.cuda import kernels, resident
+
+        if resident.ON_CHIP:
+            try:
+                _check(kernels)
+            except Exception as error:  # as below
+                warnings.warn(f"Chains do not stay on chip: {error}", stacklevel=3)
+                resident.ON_CHIP = False
+        if not resident.ON_CHIP:
+            _check(kernels)
+    except Exception as error:  # whatever a compiler for another machine may raise
+        warnings.warn(f"Triton kernels are off, chains run by torch alone: {error}", stacklevel=3)
+        return None
+    return kernels
+
+
+def _check(kernels: Any) -> None:
+    """Hold the kernels to `fused_langevin` on small chains."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device="cuda")
+
+    # All steps by one kernel, large and small, since room decides which one; three kernels a step.
+    for hidden, dim, record in ((256, 128, False), (64, 64, False), (256, 128, True)):
+        energy = EnergyWeights(
+            normal(2, hidden, dim) / 11, None, normal(2, hidden), normal(2, 16, hidden) / 16, normal(2, 16),
+            normal(2, 16), normal(2),
+        )  # fmt: skip
+        weights, settings, start = ChainWeights.of(energy), StepSettings(step_size=100.0), normal(2, 32, dim)
+        keys = torch.arange(32, device="cuda")
+        ends = [
+            chain(weights, start, weights.bias(None), settings, 4, noise(keys, start), record=record).feature
+            for chain, noise in (
+                (fused_langevin, keyed_normals),
+                (kernels.kernel_langevin, kernels.KeyedNormals),
+            )
+        ]
+        apart = (ends[0] - ends[1]).abs().mean() / (ends[0] - start).abs().mean()
+        if not apart < 0.05:
+            raise ArithmeticError(f"their chains end {float(apart):.2g} of the way apart")
+    if not torch.equal(kernels.row_keys(start[0], 1), row_keys(start[0], 1)):
+        raise ArithmeticError("rows get other keys")

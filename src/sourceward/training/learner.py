@@ -1,0 +1,201 @@
+"""`Learner`: what every training here shares, and all of it that must survive a kill."""
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sourceward._util.devices import ALONE, Processes
+from sourceward._util.graphs import LossGraph, each
+from sourceward.settings import LoopSettings
+
+CHECK_EVERY = 20
+"""Iterations between looks at the loss: each look waits for the device."""
+
+MEAN_FROM = 100
+"""The first iterate of a plain mean."""
+
+STATISTICS = ("running_mean", "running_var")
+"""Of batch norm."""
+
+SEED_STRIDE = 1_000_003
+"""Between the seeds of processes: more than there are iterations."""
+
+
+class Learner:
+    """Weights, their moving average, an optimizer and the randomness of the batches.
+
+    Args:
+        network: initialised; trained in place. What lies under `backbone` and `energy` has rates of its own.
+        loop: optimisation settings.
+        seed: of batches, noise and dropout.
+        processes: those that train together; each draws its own batches, gradients are averaged.
+        bf16: run what is under `autocast` in bfloat16.
+    """
+
+    modules: tuple[str, ...] = ("network", "average")
+    """Attributes whose tensors belong to the state."""
+
+    def __init__(
+        self,
+        network: Any,
+        loop: LoopSettings,
+        seed: int = 0,
+        *,
+        processes: Processes = ALONE,
+        bf16: bool = False,
+    ) -> None:
+        self.network, self.loop, self.processes = network, loop, processes
+        self.seed = seed + SEED_STRIDE * processes.rank
+        self.average = copy.deepcopy(network).requires_grad_(False).eval()
+        self.device = next(network.parameters()).device
+        fused = True if self.device.type == "cuda" else None
+        groups = _groups(network, loop)
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=loop.weight_decay, fused=fused)
+        self.generator = torch.Generator(device=self.device).manual_seed(self.seed)
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
+        self.iteration = 0
+        self.graph: LossGraph | None = None
+        self._capturable = self.device.type == "cuda"  # hundreds of small kernels are one launch
+
+    def gradients(
+        self, function: Callable[[Any], tuple[Tensor, Any]], batch: Any, changed: Iterable[Tensor] = ()
+    ) -> tuple[Tensor, Any]:
+        """`function(batch)`, a loss and what else it tells, with the loss's gradients in place.
+
+        On CUDA it is recorded with the first batch and replayed for those of the same shapes; what is
+        returned is overwritten by the next call.
+
+        Args:
+            function: the same one in every call.
+            batch: what it is given.
+            changed: tensors beside the network's buffers that it writes to.
+        """
+        if self.graph is None and self._capturable:
+            self._capture(function, batch, [*self.network.buffers(), *changed])
+        if self.network.backbone is not None:
+            torch.manual_seed(self.seed + self.iteration)  # its dropout draws from the global generator
+        if self.graph is not None and not self.graph.fits(batch):
+            self.graph, self._capturable = None, False
+        if self.graph is not None:
+            return self.graph(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        outputs = function(batch)
+        outputs[0].backward()
+        return outputs
+
+    def _capture(self, function: Callable[..., Any], batch: Any, changed: list[Tensor]) -> None:
+        """Forward and backward as a CUDA graph; where that cannot be, go on without one."""
+        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        try:
+            self.graph = LossGraph(function, batch, self.generator, parameters, changed)
+        except RuntimeError:  # something in it waits for the device: launch by launch, then
+            self._capturable = False
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+
+    def apply_gradients(self) -> None:
+        """One step of the optimizer, and the average after it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * rate(self.iteration / self.loop.max_iter, self.loop.schedule)
+        self.processes.average_gradients(self.network.parameters())
+        self.optimizer.step()
+        self.iteration += 1
+        self._update_average()
+
+    @property
+    def current(self) -> Any:
+        """The weights that count: the average, where there is one."""
+        return self.average if self.loop.average else self.network
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        """Batch norm statistics are averaged as weights are: to first order the mean of the iterates'
+        statistics is that of their mean, and the last iterate's are not. Other buffers are copied."""
+        decay = averaging(self.iteration, self.loop.average)
+        (ours, other), (theirs, others) = _moving(self.average), _moving(self.network)
+        torch._foreach_lerp_(ours, theirs, 1 - decay)
+        if other:
+            torch._foreach_copy_(other, others)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every tensor that the rest of the training depends on."""
+        state = {"generator": self.generator.get_state()}
+        for name in self.modules:
+            state |= {f"{name}.{k}": v for k, v in getattr(self, name).state_dict().items()}
+        for index, slots in self.optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{index}.{k}": v for k, v in slots.items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor], iteration: int) -> None:
+        self.generator.set_state(state["generator"])
+        for name in self.modules:
+            prefix = f"{name}."
+            part = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            getattr(self, name).load_state_dict(part)
+        full = self.optimizer.state_dict()
+        full["state"] = {}
+        for key, value in state.items():
+            if key.startswith("optimizer."):
+                _, index, slot = key.split(".")
+                full["state"].setdefault(int(index), {})[slot] = value
+        self.optimizer.load_state_dict(full)
+        self.iteration = iteration
+
+
+def flat(inputs: Any) -> Any:
+    """(sources, batch, ...) to (sources x batch, ...), of a tensor or of each of several by name."""
+    return each(lambda value: value.flatten(0, 1), inputs)
+
+
+def rate(progress: float, schedule: str) -> float:
+    """The learning rate's share of its peak when `progress` in [0, 1) of the training is done.
+
+    >>> rate(0.0, "cosine"), rate(0.5, "cosine"), rate(0.7, "step")
+    (1.0, 0.5, 0.1)
+    """
+    if schedule == "cosine":
+        return 0.5 * (1 + round(math.cos(math.pi * progress), 12))
+    return 0.1 if schedule == "step" and progress >= 0.6 else 1.0
+
+
+def averaging(iteration: int, average: float) -> float:
+    """How much of the average stays when an iterate comes in.
+
+    The memory is short at first, so that the start is forgotten; an `average` of 1 is the plain mean of all
+    iterates from the hundredth on.
+
+    >>> averaging(1, 0.98), averaging(1000, 0.98)
+    (0.1, 0.98)
+    >>> averaging(100, 1.0), averaging(101, 1.0), averaging(102, 1.0)
+    (0.0, 0.5, 0.6666666666666666)
+    """
+    if average == 1:
+        taken = max(0, iteration - MEAN_FROM)
+        return taken / (taken + 1)
+    return min(average, iteration / (iteration + 9))
+
+
+def _moving(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """What is averaged, weights and batch norm statistics, and the buffers that are not."""
+    averaged: list[Tensor] = list(network.parameters())
+    copied: list[Tensor] = []
+    for module in network.modules():
+        normalises = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for name, buffer in module.named_buffers(recurse=False):
+            (averaged if normalises and name in STATISTICS else copied).append(buffer)
+    return averaged, copied
+
+
+def _groups(network: nn.Module, loop: LoopSettings) -> list[dict[str, Any]]:
+    """Parameters by learning rate: backbone (psi), energies (theta), the rest (phi)."""
+    rates = {"backbone": loop.backbone_rate, "energy": loop.energy_rate}
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            peak = rates.get(name.split(".")[0], loop.learning_rate)
+            groups.setdefault(peak, []).append(parameter)
+    return [{"params": params, "peak": peak, "lr": peak} for peak, params in groups.items()]

@@ -1,0 +1,138 @@
+"""The files of a run.
+
+RUN/run.json                 the configuration; a run of another one is refused
+RUN/metrics.jsonl            losses and validation, a line each
+RUN/checkpoint.safetensors   all that the rest of the training depends on, while it lasts
+RUN/finetuned.safetensors    of a two-stage run, between its stages: backbone and linear head
+RUN/heads.safetensors        of a two-stage run: the checkpoint of its second stage
+RUN/config.json, model.safetensors, README.md    the model, once finished
+RUN/last.safetensors         the weights of the last iteration, where another was better
+"""
+
+import json
+import platform
+import shutil
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sourceward._util.errors import InputError
+from sourceward._util.storage import read_metadata, write_whole
+from sourceward.model.file import CONFIG
+
+BESIDE = ("numpy", "torchvision", "timm", "transformers")
+"""Packages that build backbones and arrays; not all need be here."""
+CHECKPOINT, LAST = "checkpoint.safetensors", "last.safetensors"
+FINETUNED, HEADS = "finetuned.safetensors", "heads.safetensors"
+CROSSFIT = "crossfit"
+
+
+class RunFolder:
+    """The files of a run, and whose they are."""
+
+    def __init__(self, path: Path, configuration: dict[str, Any]) -> None:
+        self.path, self.configuration = path, json.loads(json.dumps(configuration))
+        self.checkpoint, self.metrics = path / CHECKPOINT, path / "metrics.jsonl"
+        self.finetuned, self.heads = path / FINETUNED, path / HEADS
+
+    def open(self) -> bool:
+        """Whether the run has finished; what lies here of another run is refused."""
+        for place in (self.path, *self.path.parents):
+            if place.is_file():
+                raise InputError(f"'{place}' is a file. Name an empty or new folder for the run.")
+        file = self.path / "run.json"
+        if not file.exists():
+            others = [p.name for p in self.path.iterdir()] if self.path.is_dir() else []
+            if others:
+                raise InputError(
+                    f"'{self.path}' holds other files ({', '.join(sorted(others)[:3])}). Name an empty or "
+                    "new folder for the run."
+                )
+            return False
+        finished = (self.path / CONFIG).exists()
+        if (
+            finished or self.checkpoint.exists() or self.finetuned.exists()
+        ):  # before that there is nothing to lose
+            self._compare(file)
+        return finished
+
+    def tidy(self) -> None:
+        """Remove what a finished run no longer needs."""
+        shutil.rmtree(self.path / CROSSFIT, ignore_errors=True)
+        for file in (self.checkpoint, self.finetuned, self.heads):
+            file.unlink(missing_ok=True)
+
+    def start(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path / "run.json", json.dumps(self.configuration, indent=2) + "\n")
+
+    def _compare(self, file: Path) -> None:
+        try:
+            before = json.loads(file.read_text())
+        except ValueError:
+            raise InputError(f"'{file}' is damaged. Remove '{self.path}' to start anew.") from None
+        changed = list(differences(before, self.configuration))
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise InputError(
+                f"'{self.path}' holds a run of another configuration: {'; '.join(changed[:3])}{more}. "
+                "Name another folder, or remove this one."
+            )
+
+    def streams(self) -> bool | None:
+        """Whether images were decoded on the way when the checkpoint was written; None where there is none. A
+        run that goes on draws its batches as it did, however much memory is free by now."""
+        return read_metadata(self.checkpoint).get("streams")
+
+    def record(self, line: dict[str, Any]) -> None:
+        with self.metrics.open("a") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+    def rewind(self, stage: str, iteration: int, kind: str | None = None) -> None:
+        """Forget what the stage recorded after its checkpoint, all or one kind: it will be recorded again."""
+        if self.metrics.exists():
+            lines = [line for line in self.metrics.read_text().splitlines() if line.endswith("}")]
+            kept = [line for line in lines if not _after(json.loads(line), stage, iteration, kind)]
+            write_whole(self.metrics, "".join(f"{line}\n" for line in kept))
+
+
+def differences(before: Any, now: Any, path: str = "") -> Any:
+    """What differs between two configurations, a phrase each.
+
+    >>> list(differences({"a": {"b": 1}}, {"a": {"b": 2}}))
+    ['a.b was 1, now 2']
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(before.keys() | now.keys()):
+            yield from differences(before.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif before != now:
+        yield f"{path} was {_short(before)}, now {_short(now)}"
+
+
+def software() -> dict[str, str]:
+    """Versions of what took part."""
+    from sourceward import __version__
+
+    own = {"sourceward": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return own | {name: metadata.version(name) for name in BESIDE if find_spec(name)}
+
+
+def open_board(path: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("TensorBoard is not installed: pip install 'sourceward[tensorboard]'.") from None
+    return SummaryWriter(str(path / "tensorboard"))
+
+
+def _after(line: dict[str, Any], stage: str, iteration: int, kind: str | None) -> bool:
+    asked = line.get("stage", stage) == stage and (kind is None or kind in line)
+    return asked and line["iteration"] > iteration
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

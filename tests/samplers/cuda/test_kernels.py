@@ -1,0 +1,85 @@
+"""The Triton kernels, run by Triton's interpreter: the same walk as the fused chain."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sourceward.functional import ChainWeights
+from tests.helpers import random_weights
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+SCRIPT = """
+import torch
+from sourceward.functional import ChainWeights, row_keys
+from sourceward.samplers import StepSettings, fused
+from sourceward.samplers.cuda import kernels, resident
+from tests.helpers import make_generator, random_weights
+
+fused.NOISE_ROWS = kernels.NOISE_ROWS = resident.NOISE_ROWS = 48  # three steps share their noise
+
+def trained(keys, like):
+    return fused.generator_normals(make_generator(), like)  # each source has its own, as in training
+
+for rows, dim, hidden, noise_std, accept, stop, record in [
+    (32, 48, 40, 0.05, "energy_not_higher", None, False),
+    (16, 70, 70, 0.05, "always", 0.3, True),
+    (16, 70, 96, 0.05, "always", 0.3, "origins"),
+    (16, 128, 64, 0.0, "energy_not_higher", 0.3, "origins"),
+    (16, 64, 64, 0.0, "energy_not_higher", None, True),
+]:
+    full = ChainWeights.of(random_weights(2, dim, hidden, narrow=16, dtype=torch.float32))
+    weights = full._replace(half=full.halved(torch.float32))  # compare the algorithm, not the rounding
+    x, z = torch.randn(2, rows, dim, generator=make_generator())
+    x[3] = float("nan")  # a lost sample stays where it is, and alone
+    start, keys = x.expand(2, -1, -1), torch.arange(rows)
+    step = StepSettings(step_size=4.0, noise_std=noise_std, clip=0.05, accept=accept)
+    options = {"record": record, "stop_below": None if stop is None else torch.full((2, 1), stop)}
+    def ends(chain, noise):
+        bias = weights.bias(z.expand(2, -1, -1))
+        return chain(weights, start, bias, step, 4, noise(keys, start), **options)
+
+    pair = (trained, trained) if record == "origins" else (fused.keyed_normals, kernels.KeyedNormals)
+    theirs = ends(fused.fused_langevin, pair[0])
+    assert kernels.fits(weights, start)
+    assert 0 < theirs.steps.float().mean() < 4
+    for tiles in ({}, {128: resident.Tiles(32, 4, 2)}):
+        resident.TILES = tiles
+        assert resident.fits(weights, record) == (bool(tiles) and record is not True)
+        ours = ends(kernels.kernel_langevin, pair[1])
+        for name in vars(theirs):
+            a, b = getattr(ours, name), getattr(theirs, name)
+            assert (a is None) == (b is None), name
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, equal_nan=True, msg=name)
+rows = torch.randn(5, 300, generator=make_generator())
+rows[3:] = torch.tensor([[0.0], [-0.0]])
+for seed in (0, 7, 2**40):
+    assert torch.equal(kernels.row_keys(rows, seed), row_keys(rows, seed)), seed
+print("the same")
+"""
+
+
+def test_kernels_take_the_walk_of_the_fused_chain():
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, cwd=root, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "the same\n", done.stderr
+
+
+def test_as_many_stages_as_shared_memory_has_room_for(monkeypatch):
+    from sourceward.samplers import resident
+
+    monkeypatch.setattr(resident, "TILES", {256: resident.Tiles(64, 8, 4)})
+    weights = ChainWeights.of(random_weights(2, 256, 256, narrow=128, dtype=torch.float32))
+    for room, stages in ((232_448, 4), (166_912, 3), (101_376, 2)):  # H200, A100, RTX 4090
+        monkeypatch.setattr(resident, "_room", lambda device, room=room: room)
+        assert resident._tiles(weights).stages == stages
+    monkeypatch.setattr(resident, "_room", lambda device: 49_152)
+    assert resident._tiles(weights) is None

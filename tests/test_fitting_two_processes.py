@@ -1,0 +1,58 @@
+"""Two real processes on the loopback: they draw different batches and end with the same weights."""
+
+import pytest
+import torch
+
+from sourceward._util.storage import tensor_hash
+from sourceward.training.finetune import FineTuner
+from sourceward.training.loop import Trainer
+from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
+
+
+def work(data, out, learner, settings, kill_at):
+    """What each process does: fit, and write down a hash of its parameters and one of the labels it drew."""
+    torch.set_num_threads(1)
+    step, drawn = learner.step, []
+
+    def watched(self, feed):
+        if self.iteration == kill_at:
+            torch.distributed.barrier()
+            raise KeyboardInterrupt
+
+        def draw(generator):
+            batch = feed(generator)
+            drawn.append(batch.label)
+            return batch
+
+        return step(self, draw)
+
+    learner.step = watched
+    try:
+        model = fit_tiny(data(), out, settings=settings)
+    except KeyboardInterrupt:
+        return
+    rank = torch.distributed.get_rank()
+    hashes = tensor_hash(dict(model.network.named_parameters())), tensor_hash({"drawn": torch.stack(drawn)})
+    out.with_name(f"{out.name}-{rank}.txt").write_text(" ".join(hashes))
+
+
+def launch(data, out, learner=Trainer, settings=None, kill_at=-1):
+    launcher = pytest.importorskip("accelerate").debug_launcher
+    launcher(work, (data, out, learner, settings or {}, kill_at), num_processes=2)
+    files = [out.with_name(f"{out.name}-{rank}.txt") for rank in range(2)]
+    return [file.read_text().split() for file in files if file.exists()]
+
+
+@pytest.mark.parametrize(("recipe", "learner"), [("two-stage", FineTuner), ("joint", Trainer)])
+def test_own_batches_and_one_set_of_weights(recipe, learner, tmp_path):
+    first, second = launch(tiny_images, tmp_path / "run", learner, {"recipe": recipe})
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+    assert (tmp_path / "run/config.json").exists()
+
+
+def test_killed_and_resumed_ends_with_the_same_bits(tmp_path):
+    whole = launch(tiny_features, tmp_path / "whole")
+    assert launch(tiny_features, tmp_path / "torn", kill_at=8) == []
+    assert (tmp_path / "torn/checkpoint.safetensors").exists()
+    assert launch(tiny_features, tmp_path / "torn")[0][0] == whole[0][0]

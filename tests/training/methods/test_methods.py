@@ -1,0 +1,246 @@
+"""Every way to fine-tune: one contract, then each against its defining equation."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from sourceward._util.errors import InputError
+from sourceward.nn.backbones import create_backbone
+from sourceward.nn.backbones.backbone import ROTATION
+from sourceward.training.finetune import FINETUNE_METHODS, Classifier, FineTuner, FineTuneSettings
+from sourceward.training.loop import ResidentFeed
+from sourceward.training.methods import augmix, mixing, mixstyle
+from sourceward.training.methods.draws import beta, partners, shuffle
+from tests.helpers import make_generator
+
+SOURCES, CLASSES, EACH, SIDE = 3, 4, 5, 16
+every = pytest.mark.parametrize("name", list(FINETUNE_METHODS))
+
+
+def make(name: str, **options) -> Classifier:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone = create_backbone("tiny:conv", image_size=SIDE)
+        classifier = Classifier(
+            backbone, backbone.dim, SOURCES, CLASSES, FineTuneSettings(method=name, **options)
+        )
+    classifier.reset_head(make_generator())
+    for parameter in backbone.auxiliary.parameters():  # at zero, no turn would be told from another
+        parameter.data.normal_(std=0.1, generator=make_generator())
+    return classifier
+
+
+def batch(rows: int = SOURCES * EACH):
+    images = torch.rand(rows, 3, SIDE, SIDE, generator=make_generator(1)) * 2 - 1
+    label = torch.arange(rows) % CLASSES
+    return images, label, torch.arange(SOURCES).repeat_interleave(rows // SOURCES)
+
+
+def loss_of(classifier: Classifier, seed: int = 0):
+    inputs = batch()
+    return classifier.method.loss(classifier.backbone, classifier.head, *inputs, make_generator(seed))
+
+
+@every
+def test_a_finite_loss_that_trains_everything_and_repeats(name):
+    classifier = make(name)
+    loss = loss_of(classifier)
+    assert loss.ndim == 0
+    assert torch.isfinite(loss)
+    classifier.reset_head(make_generator(3))
+    with torch.no_grad():
+        classifier.head.weight.mul_(100)
+    loss_of(classifier).backward()
+    for parameter in (*classifier.backbone.network.parameters(), *classifier.head.parameters()):
+        assert parameter.grad is not None
+        assert parameter.grad.abs().sum() > 0
+    assert torch.equal(loss_of(make(name)), loss)
+    if name != "erm":
+        assert not torch.equal(loss_of(make(name), seed=1), loss)
+
+
+@every
+def test_what_is_evaluated_knows_nothing_of_the_method(name):
+    """No hook and no randomness stays behind: the classifier answers as that of plain training."""
+    classifier, plain = make(name), make("erm")
+    loss_of(classifier)
+    images = batch()[0]
+    classifier.eval(), plain.eval()
+    classifier.load_state_dict({**classifier.state_dict(), **plain.state_dict()})
+    assert torch.equal(classifier(images), plain(images))
+
+
+@every
+def test_it_learns_an_easy_task(name):
+    classifier = make(name, max_iter=40, batch_size=8, backbone_rate=5e-3, head_rate=1e-2, average=0.0)
+    label = torch.arange(40) % CLASSES
+    images = 0.3 * torch.randn(40, 3, SIDE, SIDE, generator=make_generator(1))
+    for c in range(CLASSES):
+        images[label == c, :, 4 * c : 4 * c + 4] += 1.0
+    learner = FineTuner(classifier, classifier.method.settings, seed=0)
+    feed = ResidentFeed([images] * SOURCES, [label] * SOURCES, 8)
+    classifier.train()
+    classifier.backbone.freeze_batchnorm()
+    for _ in range(40):
+        learner.step(feed)
+    classifier.eval()
+    assert (classifier(images).argmax(1) == label).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix", "augmix", "rotation", "mixstyle"])
+def test_texts_are_refused(name):
+    backbone = create_backbone("tiny:text")
+
+    def loss():
+        classifier = Classifier(backbone, backbone.dim, 2, 2, FineTuneSettings(method=name))
+        tokens, label = backbone.prepare(["one", "two"]), torch.tensor([0, 1])
+        return classifier.method.loss(backbone, classifier.head, tokens, label, label, make_generator())
+
+    with pytest.raises(InputError, match="Use 'erm'"):
+        loss()
+
+
+def test_beta_has_its_moments():
+    for alpha in (0.1, 0.2, 1.0):
+        draws = beta(alpha, 20_000, make_generator()).double()
+        variance = 1 / (4 * (2 * alpha + 1))
+        assert draws.mean().item() == pytest.approx(0.5, abs=4 * (variance / 20_000) ** 0.5)
+        assert draws.var().item() == pytest.approx(variance, rel=0.05)
+        assert ((draws >= 0) & (draws <= 1)).all()
+
+
+def test_a_partner_is_a_row_of_another_source():
+    domain = torch.arange(SOURCES).repeat_interleave(200)
+    other = partners(domain, SOURCES, make_generator())
+    assert (domain[other] != domain).all()
+    assert len(set(other.tolist())) > 300
+    for source in range(SOURCES):
+        met = domain[other[domain == source]].bincount(minlength=SOURCES)
+        assert (met[[s for s in range(SOURCES) if s != source]] > 60).all()
+    alone = partners(torch.zeros(50, dtype=torch.long), 1, make_generator())
+    assert ((alone >= 0) & (alone < 50)).all()
+    assert sorted(shuffle(9, make_generator()).tolist()) == list(range(9))
+
+
+def softmax_ce(logits, label):
+    logits = logits.detach().double().numpy()
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    return -log_p[np.arange(len(label)), label.numpy()]
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_labels_are_mixed_as_the_images_are(name, monkeypatch):
+    classifier = make(name).eval()
+    images, label, domain = batch()
+    generator = make_generator(5)
+    order = shuffle(len(images), generator)
+    mixed, share = classifier.method.mix(images, images[order], generator)
+    if name == "mixup":
+        weight = share[:, None, None, None]
+        torch.testing.assert_close(mixed, weight * images + (1 - weight) * images[order])
+    else:
+        own, other = (mixed == images).all(1), (mixed == images[order]).all(1)
+        assert (own | other).all()
+        still = order == torch.arange(len(order))
+        torch.testing.assert_close(own.float().mean((1, 2))[~still], share[~still])
+    logits = classifier(mixed)
+    share = share.numpy()
+    expected = (share * softmax_ce(logits, label) + (1 - share) * softmax_ce(logits, label[order])).mean()
+    loss = classifier.method.loss(
+        classifier.backbone, classifier.head, images, label, domain, make_generator(5)
+    )
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_box_is_a_rectangle_of_the_area_asked_for():
+    share = torch.full((4000,), 0.75)
+    box = mixing.boxes(share, 40, 20, make_generator())[:, 0]
+    area = box.float().mean((1, 2))
+    assert area.max() <= 0.25 + 0.05  # half the side of each, whole pixels
+    inner = box[:, 0].sum(1) + box[:, -1].sum(1) + box[:, :, 0].sum(1) + box[:, :, -1].sum(1) == 0
+    assert area[inner].mean().item() == pytest.approx(0.25, abs=0.005)
+    tall, wide = box.any(2).sum(1), box.any(1).sum(1)
+    assert torch.equal(box.sum((1, 2)), tall * wide)  # a rectangle, and nothing but
+    assert not mixing.boxes(torch.ones(3), 8, 8, make_generator()).any()
+
+
+def test_mixstyle_gives_maps_the_mixed_statistics():
+    maps = torch.randn(4, 3, 6, 6, generator=make_generator()) * torch.arange(1, 5)[:, None, None, None] + 2
+    other, share = torch.tensor([1, 2, 3, 0]), torch.tensor([0.25, 1.0, 0.0, 0.5])
+    mixed = mixstyle.mix_statistics(maps, other, share)
+    mean, std = maps.mean((2, 3)), maps.std((2, 3))
+    weight = share[:, None]
+    torch.testing.assert_close(mixed.mean((2, 3)), weight * mean + (1 - weight) * mean[other])
+    torch.testing.assert_close(
+        mixed.std((2, 3)), weight * std + (1 - weight) * std[other], atol=1e-4, rtol=1e-4
+    )
+    torch.testing.assert_close(mixed[1], maps[1], atol=1e-5, rtol=1e-5)  # a share of 1 changes nothing
+    shape = (maps - mean[..., None, None]) / std[..., None, None]
+    new = (mixed - mixed.mean((2, 3), keepdim=True)) / mixed.std((2, 3), keepdim=True)
+    torch.testing.assert_close(new, shape, atol=1e-4, rtol=1e-4)  # contents stay
+
+
+def test_mixstyle_takes_no_gradient_through_statistics():
+    maps = torch.randn(2, 1, 4, 4, requires_grad=True)
+    mixstyle.mix_statistics(maps, torch.tensor([1, 0]), torch.tensor([0.5, 0.5])).sum().backward()
+    std = maps.detach().std((2, 3))
+    expected = ((std + std[[1, 0]]) / 2 / std)[..., None, None].expand_as(maps)
+    torch.testing.assert_close(maps.grad, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_mixstyle_sits_after_the_first_two_stages():
+    assert mixstyle.stage_ends(create_backbone("tiny:conv", image_size=32), (4, 8)) == [
+        "network.5",
+        "network.8",
+    ]
+    backbone = create_backbone("torchvision:resnet18", weights=None, image_size=64)
+    places = mixstyle.stage_ends(backbone, (4, 8))
+    assert [place.split(".")[-1] for place in places] == ["layer1", "layer2"]
+
+
+def test_jensen_shannon_of_known_answers():
+    p = np.array([[[0.7, 0.3]], [[0.2, 0.8]], [[0.5, 0.5]]])
+    mean = p.mean(0)
+    expected = (p * np.log(p / mean)).sum(-1).mean()
+    assert augmix.jensen_shannon(torch.tensor(p).log()).item() == pytest.approx(expected, rel=1e-6)
+    assert augmix.jensen_shannon(torch.zeros(3, 2, 4)).item() == pytest.approx(0, abs=1e-7)
+
+
+def test_augmix_is_cross_entropy_plus_twelve_times_the_divergence(monkeypatch):
+    classifier = make("augmix").eval()
+    with torch.no_grad():
+        classifier.head.weight.mul_(100)
+    images, label, domain = batch()
+    views = [torch.rand(images.shape, generator=make_generator(9 + i)) for i in range(2)]
+    queue = list(views)
+    monkeypatch.setattr(augmix, "augmix", lambda plain, generator: queue.pop(0))
+    loss = classifier.method.loss(
+        classifier.backbone, classifier.head, images, label, domain, make_generator()
+    )
+    half = classifier.backbone.preprocessing.mean[0]
+    logits = torch.stack([classifier(x) for x in (images, *((v - half) / half for v in views))])
+    expected = cross_entropy(logits[0], label) + 12 * augmix.jensen_shannon(logits)
+    torch.testing.assert_close(loss, expected)
+
+
+def test_rotation_is_two_cross_entropies_and_its_head_travels(tmp_path):
+    classifier = make("rotation").eval()
+    images, label, domain = batch()
+    rotation = classifier.backbone.auxiliary[ROTATION]
+    with torch.no_grad():
+        rotation.weight.normal_(generator=make_generator())
+    loss = classifier.method.loss(
+        classifier.backbone, classifier.head, images, label, domain, make_generator(4)
+    )
+    turns = torch.randint(4, (len(images),), generator=make_generator(4))
+    turned = torch.stack([image.rot90(int(k), (1, 2)) for image, k in zip(images, turns)])
+    expected = cross_entropy(classifier(images), label)
+    expected = expected + cross_entropy(rotation(classifier.backbone(turned)), turns)
+    torch.testing.assert_close(loss, expected)
+    from sourceward.nn.backbones import Backbone
+
+    again = Backbone.from_config(classifier.backbone.config())
+    again.load_state_dict(classifier.backbone.state_dict())
+    assert torch.equal(again.auxiliary[ROTATION].weight, rotation.weight)
+    assert "auxiliary" not in make("erm").backbone.config()

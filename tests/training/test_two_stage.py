@@ -1,0 +1,133 @@
+"""A fit in two stages: what the first hands on, and what the second makes of it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sourceward import EnergyAdapter
+from sourceward._util.errors import InputError, TrainingError
+from sourceward.fitting import arrange
+from sourceward.model import load
+from sourceward.training.finetune import FINETUNE_METHODS, FineTuner, Method
+from tests.tiny_runs import (
+    TINY,
+    fit_tiny,
+    kill_at,
+    tiny_images,
+    tiny_texts,
+    weights_of,
+)
+
+
+@pytest.mark.parametrize("data", [tiny_images, tiny_texts], ids=["images", "texts"])
+def test_two_stages_leave_one_folder(data, tmp_path):
+    dataset, run = data(), tmp_path / "run"
+    model = fit_tiny(dataset, run)
+    assert (model.sources, model.classes) == (("a", "b"), dataset.classes)
+    config = json.loads((run / "config.json").read_text())
+    metrics, cost = config["metrics"], config["cost"]
+    assert (metrics["last_iteration"], metrics["finetune"]["last_iteration"]) == (12, 12)
+    assert 0 <= metrics["finetune"]["accuracy"] <= 1
+    assert cost["finetune"]["images_per_second"] > 0
+    assert all(cost[stage]["peak_memory_mb"] > 0 for stage in ("finetune", "heads"))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    validated = [(line["stage"], line["iteration"]) for line in lines if "validation" in line]
+    assert validated == [("finetune", 6), ("finetune", 12), ("heads", 12)]
+    left = {file.name for file in run.iterdir() if file.suffix == ".safetensors"}
+    assert left <= {"model.safetensors", "finetuned-last.safetensors"}
+    again = load(run, "cpu").predict_proba(dataset.items[:4])
+    np.testing.assert_array_equal(again, model.predict_proba(dataset.items[:4]))
+
+
+def test_the_second_stage_is_the_estimator_on_the_features_of_the_first(tiny_run):
+    """Fit again from outside: an `EnergyAdapter` on the model's own components ends with its weights."""
+    model, data = load(tiny_run, "cpu"), tiny_images().without("c")
+    arranged, train, _ = arrange(data)
+    raw = model.network.raw(model.features(arranged.items)).numpy()[: train[-1].stop]
+    names = ("max_iter", "batch_size", "train_steps", "num_steps", "chains")
+    settings = {name: TINY[name] for name in names}
+    rows = slice(0, train[-1].stop)
+    estimator = EnergyAdapter(**settings).fit(raw, arranged.labels[rows], arranged.domains[rows])
+    ours = estimator.predict_proba(raw)
+    asked = model.ask_views("").predict_proba(arranged.items)[rows]
+    np.testing.assert_allclose(ours, asked, atol=1e-3)
+
+
+def test_killed_in_the_second_stage_the_first_is_not_trained_again(tiny_run, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        kill_at(patch, 8)
+        with pytest.raises(KeyboardInterrupt):
+            fit_tiny(tiny_images(), tmp_path / "run")
+    assert (tmp_path / "run/finetuned.safetensors").exists()
+    with pytest.raises(InputError, match=r"another configuration: training\.seed"):
+        fit_tiny(tiny_images(), tmp_path / "run", seed=1)
+    monkeypatch.setattr(FineTuner, "step", lambda *_: pytest.fail("trained again"))
+    fit_tiny(tiny_images(), tmp_path / "run")
+    assert weights_of(tmp_path / "run") == weights_of(tiny_run)
+
+
+@pytest.mark.parametrize(("select", "chosen"), [("best", 3), ("late", 9), ("last", 12)])
+def test_the_best_the_latest_as_good_or_the_last_backbone_is_handed_on(select, chosen, tmp_path, monkeypatch):
+    looks = {3: 0.9, 6: 0.5, 9: 0.88, 12: 0.1}
+
+    def validate(self, network):
+        accuracy = looks[self.learner.iteration]
+        each = {"accuracy": accuracy, "samples": 100}  # a standard error of 0.021
+        return {"accuracy": accuracy, "per_source": {"a": each, "b": each}}
+
+    monkeypatch.setattr("sourceward.training.two_stage.FineTuning.scores", validate)
+    settings = {"finetune.select": select, "finetune.evaluate_every": 3}
+    with monkeypatch.context() as patch:
+        kill_at(patch, 8, FineTuner)  # the rule goes on where it stopped
+        with pytest.raises(KeyboardInterrupt):
+            fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
+    model = fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
+    assert model.info["metrics"]["finetune"]["iteration"] == chosen
+    assert (tmp_path / "run/finetuned-last.safetensors").exists() == (select != "last")
+    if select != "last":
+        last = load_file(tmp_path / "run/finetuned-last.safetensors")
+        ours = load_file(tmp_path / "run/model.safetensors")
+        name = next(name for name in last if name.endswith("0.weight"))
+        assert not torch.equal(last[name], ours[name])
+
+
+def test_features_of_a_fine_tuned_backbone_are_not_kept_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCEWARD_CACHE", str(tmp_path / "cache"))
+    fit_tiny(tiny_images(), tmp_path / "run")
+    assert not (tmp_path / "cache/features").exists()
+
+
+def test_another_method_is_a_name_away(tmp_path):
+    class Dull(Method):
+        """Has a weight of its own, and uses all that the contract gives."""
+
+        def __init__(self, settings, backbone, sources, classes):
+            super().__init__(settings, backbone, sources, classes)
+            self.extra = torch.nn.Parameter(torch.ones(sources))
+
+        def loss(self, backbone, head, inputs, label, domain, generator):
+            assert inputs.shape[0] == len(label) == len(domain) == 12
+            assert domain.tolist() == [0] * 6 + [1] * 6
+            noise = torch.randn(len(label), 1, generator=generator)
+            return (self.extra[domain] * (head(backbone(inputs)) + noise).square().mean(1)).mean()
+
+    if "dull" not in set(FINETUNE_METHODS):
+        FINETUNE_METHODS.register("dull")(Dull)
+    model = fit_tiny(tiny_images(), tmp_path / "run", settings={"finetune.method": "dull"})
+    assert not any("extra" in name for name in model.network.state_dict())
+
+
+def test_fine_tuning_learns(tmp_path):
+    settings = {"finetune.max_iter": 60, "finetune.backbone_rate": 3e-3, "finetune.head_rate": 3e-2}
+    model = fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
+    assert model.info["metrics"]["finetune"]["accuracy"] >= 0.8
+
+
+def test_a_collapse_in_the_first_stage_names_its_settings(tmp_path):
+    settings = {"finetune.backbone_rate": 1e20, "finetune.max_iter": 30}
+    with pytest.raises(TrainingError, match=r"`finetune\.backbone_rate`"):
+        fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
+    assert not (tmp_path / "run/config.json").exists()
