@@ -45,7 +45,7 @@ def target_of(weights: EnergyWeights, latent: Tensor | None) -> Target:
 
 
 def _with_leap(energy, energy_and_grad) -> Target:
-    """Its leap is a step of size 4 down the clipped gradient: now and then too far."""
+    """Its distilled is a step of size 4 down the clipped gradient: now and then too far."""
     return Target(energy, energy_and_grad, lambda x: x - 4 * energy_and_grad(x)[1].clamp(-0.05, 0.05))
 
 

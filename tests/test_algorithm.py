@@ -218,7 +218,7 @@ def answer(network: Network, settings: AdaptSettings, feature: Tensor | None = N
 def test_the_vote_is_the_aggregation_of_the_sources():
     network = make_network()
     for name in AGGREGATIONS:
-        given = answer(network, AdaptSettings(num_steps=2, aggregation=name, trust=BY_ENERGY))
+        given = answer(network, AdaptSettings(num_steps=2, aggregation=name, source_weights=BY_ENERGY))
         assert given.per_source.shape == (SOURCES, 8, CLASSES)
         torch.testing.assert_close(given.probability.sum(-1), torch.ones(8))
     mean = answer(network, AdaptSettings(num_steps=2))

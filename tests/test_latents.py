@@ -78,6 +78,8 @@ def test_votes_by_energy_do_not_depend_on_it(network):
 
 
 def test_no_adaptation_has_the_prior(network):
-    settings = AdaptSettings(num_steps=5, latent="class", top=1, aggregation="learned", trust=(0.0,) * 5)
+    settings = AdaptSettings(
+        num_steps=5, latent="class", top=1, aggregation="learned", source_weights=(0.0,) * 5
+    )
     off = settings.off()
     assert (off.latent, off.top, off.aggregation, off.num_steps) == ("prior", None, "mean", 0)

@@ -1,4 +1,4 @@
-"""What design and README promise about features: numbers as in the design document."""
+"""What design and README expected_gain about features: numbers as in the design document."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sourceward import Adapted, EnergyAdapter, InputError, create_adapter
+from sourceward import AdaptationResult, EnergyAdapter, InputError, create_adapter
 from sourceward.adaptation import EnergyAdaptation
 from sourceward.estimator.sources import held_out
 from sourceward.functional import energy, latent_bias
@@ -43,8 +43,8 @@ def bits(est: EnergyAdapter) -> str:
 
 @pytest.fixture(scope="module")
 def est() -> EnergyAdapter:
-    """It has a leap, for those who ask for it."""
-    return fitted(sampler="leap").set_params(sampler="langevin")
+    """It has a distilled, for those who ask for it."""
+    return fitted(sampler="distilled").set_params(sampler="langevin")
 
 
 @pytest.mark.parametrize("head", ["pooled", "prototype", "concat", "linear"])
@@ -62,7 +62,7 @@ def test_promise_2_zero_steps_equal_no_adaptation(head):
     zero, none = est.adapt(TARGET), create_adapter("none")(network, feature)
     assert np.array_equal(zero.probabilities, in_rows)
     np.testing.assert_allclose(in_rows, by_hand, rtol=1e-5)
-    for name in Adapted.__dataclass_fields__:
+    for name in AdaptationResult.__dataclass_fields__:
         assert np.array_equal(getattr(zero, name), getattr(none, name)), name
     assert np.array_equal(zero.energy_before, zero.energy_after)
     np.testing.assert_allclose(zero.features, TARGET[:, None].repeat(3, 1), atol=1e-5)
@@ -70,14 +70,14 @@ def test_promise_2_zero_steps_equal_no_adaptation(head):
 
 
 def _votes(network, rows) -> np.ndarray:
-    """Each source's own prototypes and those of all together, then the discriminant."""
+    """Each source's own prototypes and those of all together, then the lda."""
     z, own = None if network.latent is None else network.prior(rows).mean, network.posterior(network.centers)
     votes = network.head(rows, z, None if own is None else own.mean).softmax(-1)
     if network.head.pooled:
         together = network.posterior(network.centers.mean(0).expand_as(network.centers)).mean
         votes = (votes + network.head(rows, z, together).softmax(-1)) / 2
-        weight, bias = network.discriminant()
-        learned, voices = 2 * VOICES, int(network.discriminant_voices)
+        weight, bias = network.lda()
+        learned, voices = 2 * VOICES, int(network.lda_weight)
         said = (rows @ weight.T + bias).softmax(-1)
         votes = (learned * votes + voices * said) / (learned + voices)
     return votes.mean(0)[:60].numpy()

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sourceward._util.errors import InputError, TrainingError
-from sourceward.adaptation import Adapted, create_adapter, list_adapters
+from sourceward.adaptation import AdaptationResult, create_adapter, list_adapters
 from sourceward.estimator import EnergyAdapter
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Adapted",
+    "AdaptationResult",
     "EnergyAdapter",
     "InputError",
     "Model",

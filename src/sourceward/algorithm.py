@@ -33,7 +33,7 @@ from sourceward.functional.optional import detach, draw, join
 from sourceward.functional.score_matching import corrupt, denoising_loss
 from sourceward.latents import class_latent, keyed_latent
 from sourceward.nn import Network, ReplayBuffer, folded, frozen_call
-from sourceward.samplers import Chain, Target, walk
+from sourceward.samplers import Chain, Target, run_chain
 from sourceward.settings import AdaptSettings, TrainSettings
 from sourceward.votes import cast_votes
 
@@ -83,7 +83,7 @@ def objective(
     with torch.no_grad():
         theta = ChainWeights.of(frozen)
         bias = theta.bias(start_latent)
-        chain = walk(
+        chain = run_chain(
             "langevin", start, theta, bias, settings.step, settings.num_steps, generator, record="origins"
         )
     replay.push(chain.feature, start_label)
@@ -168,8 +168,8 @@ def adapt(
         bias = fold.energy.bias(z)
     stop = None if settings.stop is None else quantile(fold.own_energy, settings.stop)
     sampler, step, num_steps = settings.sampler, settings.step, settings.num_steps
-    limits: dict[str, Any] = {"record": record, "stop_below": stop, "leap": fold.leap}
-    chain = walk(sampler, start, fold.energy, bias, step, num_steps, keys, **limits)
+    limits: dict[str, Any] = {"record": record, "stop_below": stop, "distilled": fold.distilled}
+    chain = run_chain(sampler, start, fold.energy, bias, step, num_steps, keys, **limits)
     per_source = fold.classify(chain.feature, z)
     if settings.blend and num_steps:
         per_source = per_source.lerp(fold.classify(start, z), settings.blend)

@@ -26,7 +26,7 @@ from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.data.features import extract_features
 from sourceward.data.split import arrange
-from sourceward.data.transforms import MOMENTS
+from sourceward.data.transforms import ADAIN
 from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
 from sourceward.training.configuration import AUTO, NONE, FitSettings, has_learned, settings_for
@@ -39,7 +39,7 @@ from sourceward.training.task import Prepared, Task, make_task, prepare
 from sourceward.training.two_stage import Pretend, finish_two_stage
 from sourceward.validation.crossfit import crossfit
 from sourceward.validation.leave_one_domain_out import FEWEST_SOURCES
-from sourceward.validation.views import moment_places
+from sourceward.validation.views import statistics_layers
 
 
 def fit(
@@ -193,10 +193,14 @@ def _check_views(backbone: Backbone | None, settings: FitSettings, trains: bool)
         return
     if backbone is None or backbone.kind != "image":
         raise InputError("`views` are looks at an image, and there are none here: leave it out.")
-    if MOMENTS in settings.views and not (trains and settings.recipe == "two-stage"):
-        raise InputError("`views=moments` belongs to a backbone that is trained in two stages: leave it out.")
-    if MOMENTS in settings.views and not moment_places(backbone.eval()):
-        raise InputError(f"{backbone.spec} has no early maps, and so no `moments`: name other views.")
+    if ADAIN in settings.views and not (trains and settings.recipe == "two-stage"):
+        raise InputError(
+            "`views=feature_statistics` belongs to a backbone that is trained in two stages: leave it out."
+        )
+    if ADAIN in settings.views and not statistics_layers(backbone.eval()):
+        raise InputError(
+            f"{backbone.spec} has no early maps, and so no `feature_statistics`: name other views."
+        )
 
 
 def _pretend(sources: DomainDataset, backbone: Backbone, job: Job, device: torch.device) -> Pretend | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sourceward.functional import AGGREGATIONS, Gaussian, keyed_normal, surprise
+from sourceward.functional import AGGREGATIONS, Gaussian, energy_zscore, keyed_normal
 from sourceward.functional.aggregation import only
 from sourceward.nn import Folded
 from sourceward.settings import AdaptSettings
@@ -52,7 +52,7 @@ def class_latent(
     """
     assert fold.class_latent is not None
     energy = fold.energy.energy(fold.energy.first(start, fold.energy.bias(latent)))
-    votes = [fold.classify(start, latent), surprise(energy, fold.own_energy)]
+    votes = [fold.classify(start, latent), energy_zscore(energy, fold.own_energy)]
     answer, unlike = votes if sources is None else only(sources, *votes)
     best = AGGREGATIONS["energy"](answer, unlike, unlike).argmax(-1)
     return fold.class_latent[:, best].contiguous(), energy

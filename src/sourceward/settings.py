@@ -123,8 +123,8 @@ class AdaptSettings:
         top: only so many sources vote, those whose energy the sample surprises least; all when None.
         latent: z of a sample: the `prior` p(z|x), or the posterior of the `class` that the unmoved sample's
             vote names.
-        trust: what a source's vote gains by each piece of evidence, for aggregation `learned`: see
-            `functional.trust`.
+        source_weights: what a source's vote gains by each piece of evidence, for aggregation `learned`: see
+            `functional.source_weights`.
     """
 
     num_steps: int = 20
@@ -137,15 +137,17 @@ class AdaptSettings:
     blend: float = 0.0
     top: int | None = None
     latent: str = "prior"
-    trust: tuple[float, ...] | None = None
+    source_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         _whole(self, 0, "num_steps", "num_draws")
         _whole(self, 1, *([] if self.top is None else ["top"]))
         _share(self, "blend", *([] if self.stop is None else ["stop"]))
         _one_of(self, "latent", LATENTS)
-        if self.trust is not None:
-            object.__setattr__(self, "trust", tuple(self.trust))  # a list, where it comes from JSON
+        if self.source_weights is not None:
+            object.__setattr__(
+                self, "source_weights", tuple(self.source_weights)
+            )  # a list, where it comes from JSON
 
     def off(self) -> "AdaptSettings":
         """No adaptation, the control of every comparison: nothing moves, and energies have no say."""
@@ -155,12 +157,12 @@ class AdaptSettings:
         )
 
     def untaught(self) -> "AdaptSettings":
-        """As far as a network goes that has no leap yet and has not learned whom to trust."""
-        sampler = "langevin" if self.sampler == "leap" else self.sampler
+        """As far as a network goes that has no distilled yet and has not learned whom to source_weights."""
+        sampler = "langevin" if self.sampler == "distilled" else self.sampler
         return replace(self.untaught_votes(), sampler=sampler)
 
     def untaught_votes(self) -> "AdaptSettings":
-        """As far as it goes before it has learned whom to trust."""
+        """As far as it goes before it has learned whom to source_weights."""
         return replace(self, aggregation="energy") if self.aggregation == "learned" else self
 
     def check(self) -> None:
@@ -184,7 +186,7 @@ class LoopSettings:
         max_iter: iterations.
         batch_size: samples of each source per iteration.
         learning_rate: of latent network and head.
-        energy_rate: of the energies.
+        energy_learning_rate: of the energies.
         backbone_rate: of the backbone, when there is one.
         weight_decay: decoupled (AdamW); the released code's value.
         schedule: `cosine` to 0, `step` (x 0.1 at 60 %, the released code) or `constant`.
@@ -197,7 +199,7 @@ class LoopSettings:
     max_iter: int = 300
     batch_size: int = 128
     learning_rate: float = 3e-3
-    energy_rate: float = 1e-3
+    energy_learning_rate: float = 1e-3
     backbone_rate: float = 1e-5
     weight_decay: float = 5e-4
     schedule: str = "cosine"
@@ -206,7 +208,7 @@ class LoopSettings:
 
     def __post_init__(self) -> None:
         _whole(self, 1, "max_iter", "batch_size")
-        _not_negative(self, "learning_rate", "energy_rate", "backbone_rate", "weight_decay")
+        _not_negative(self, "learning_rate", "energy_learning_rate", "backbone_rate", "weight_decay")
         if self.schedule not in ("cosine", "step", "constant"):
             raise InputError(
                 f"Expected `schedule` to be 'cosine', 'step' or 'constant', but got {self.schedule!r}."

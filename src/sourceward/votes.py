@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sourceward.functional import AGGREGATIONS, cosine_to_sources, surprise
+from sourceward.functional import AGGREGATIONS, cosine_to_sources, energy_zscore
 from sourceward.functional.aggregation import least_surprised, only
 from sourceward.functional.source_weights import evidence, score
 from sourceward.nn import Folded
@@ -37,14 +37,14 @@ def cast_votes(
         sources: those that vote; all when None.
     """
     name, similarity, unmoved = settings.aggregation, energies[0], energies[0]  # what nobody asks for
-    if name not in WITHOUT_COSINE or settings.trust is not None:
+    if name not in WITHOUT_COSINE or settings.source_weights is not None:
         similarity = cosine_to_sources(feature, fold.source_center)
     if name not in WITHOUT_SURPRISE or settings.top is not None:
-        unmoved = surprise(energies[0], fold.own_energy)
+        unmoved = energy_zscore(energies[0], fold.own_energy)
     votes = [per_source, similarity, unmoved]
-    if settings.trust is not None:
-        before, after = (surprise(energy, fold.own_energy) for energy in energies[1:])
-        votes.append(score(evidence(per_source, votes[1], before, after), settings.trust))
+    if settings.source_weights is not None:
+        before, after = (energy_zscore(energy, fold.own_energy) for energy in energies[1:])
+        votes.append(score(evidence(per_source, votes[1], before, after), settings.source_weights))
     if sources is not None:
         votes = only(sources, *votes)
     if settings.top is not None:

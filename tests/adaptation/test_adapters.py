@@ -195,7 +195,7 @@ def test_without_an_update_a_peer_is_no_adaptation(name, head):
     np.testing.assert_allclose(adapted.per_source, expected.per_source, atol=1e-5)
     still = replace(adapter, rate=1.0, steps=0)(network, inputs)
     np.testing.assert_allclose(still.probabilities, expected.probabilities, atol=1e-5)
-    assert set(still.status) == {"kept_gate"}
+    assert set(still.status) == {"not_adapted"}
 
 
 @pytest.mark.parametrize("name", [name for name in PEERS if adapter_traits(name).reads == "inputs"])
@@ -256,13 +256,13 @@ def test_features_come_back_in_the_units_of_the_input():
 
 def test_status_without_steps():
     adapted = run(make_rows(), num_steps=0)
-    assert set(adapted.status) == {"kept_gate"}
+    assert set(adapted.status) == {"not_adapted"}
     assert not adapted.steps.any()
 
 
 def test_status_of_rows_that_moved():
     adapted = run(make_rows(), noise_std=0.0)
-    assert set(adapted.status) == {"moved"}
+    assert set(adapted.status) == {"adapted"}
     assert (adapted.steps == 3).all()
     assert (adapted.energy_after < adapted.energy_before).all()
 
@@ -288,12 +288,12 @@ def test_status_of_rows_whose_energy_could_not_be_lowered():
     rows, network = make_rows(), bowl(make_network("linear"))
     large = {"step_size": 1e4, "noise_std": 0.0}
     kept, still = run(rows, network, **large), run(rows, network, num_steps=0)
-    assert set(kept.status) == {"kept_energy_not_lower"}
+    assert set(kept.status) == {"energy_not_lower"}
     assert not kept.steps.any()
     assert same_answer(kept, still)
     # The same steps taken anyway go up: moved, and said so.
     taken = run(rows, network, accept="always", num_steps=1, **{**large, "step_size": 500.0})
-    assert set(taken.status) == {"moved"}
+    assert set(taken.status) == {"adapted"}
     assert (taken.energy_after > taken.energy_before).all()
 
 
@@ -302,8 +302,8 @@ def test_status_counts_the_sources_that_vote():
     with torch.no_grad():
         network.energy.matrices[2][0] = 0.0  # source 0 is flat: sigma is 0, its energy NaN
     alone = EnergyAdaptation(settings(), sources=(0,))(network, rows)
-    assert set(alone.status) == {"kept_energy_not_lower"}
-    assert set(EnergyAdaptation(settings(), sources=(0, 1))(network, rows).status) == {"moved"}
+    assert set(alone.status) == {"energy_not_lower"}
+    assert set(EnergyAdaptation(settings(), sources=(0, 1))(network, rows).status) == {"adapted"}
 
 
 @pytest.mark.parametrize("draws", [0, 2])

@@ -11,7 +11,7 @@ from sourceward.adaptation.baselines.memo import image_preprocessing
 from sourceward.data.augment import normalise
 from sourceward.data.augmix import pixels
 from sourceward.data.transforms import VIEWS, as_bytes, look, look_normalised, mean_amplitude
-from sourceward.nn.feature_statistics import Moments
+from sourceward.nn.feature_statistics import FeatureStatistics
 from tests.adaptation.test_adapters import make_generator, make_image_network
 
 
@@ -46,11 +46,11 @@ def test_a_view_of_styles_is_one_voice():
     network, images = make_image_network(), make_images(4)
     with pytest.raises(Unsuitable, match="no styles"):
         create_adapter("views", of="style")(network, images)
-    network.styles = torch.stack([mean_amplitude([x[None]]) for x in byte_images(network.sources)])
+    network.amplitudes = torch.stack([mean_amplitude([x[None]]) for x in byte_images(network.sources)])
     found = create_adapter("views", of="style")(network, images).probabilities
     looks = image_preprocessing(network)
     sources = []
-    for style in network.styles:
+    for style in network.amplitudes:
         spectrum = torch.fft.rfft2(pixels(images, looks.mean, looks.std))
         half = torch.polar((spectrum.abs() + style) / 2, spectrum.angle())
         there = as_bytes(torch.fft.irfft2(half, s=images.shape[-2:]).clamp(0, 1))
@@ -61,10 +61,10 @@ def test_a_view_of_styles_is_one_voice():
 
 def test_a_view_of_moments_is_one_voice():
     network, images = make_image_network(), make_images(4)
-    with pytest.raises(Unsuitable, match="no moments"):
-        create_adapter("views", of="moments")(network, images)
-    network.moments = Moments({"network.5": torch.rand(network.sources, 2, 16) + 0.5})
-    found = create_adapter("views", of="moments")(network, images).probabilities
+    with pytest.raises(Unsuitable, match="no feature_statistics"):
+        create_adapter("views", of="adain")(network, images)
+    network.feature_statistics = FeatureStatistics({"network.5": torch.rand(network.sources, 2, 16) + 0.5})
+    found = create_adapter("views", of="adain")(network, images).probabilities
     sources = []
     for source in range(network.sources):
         with network.toward(source):

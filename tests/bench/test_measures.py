@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import confusion_matrix
 
 from sourceward.bench.controls import linear_control
-from sourceward.bench.measures import measure, trust
+from sourceward.bench.measures import measure, source_weights
 
 
 def test_counts_agree_with_scikit_learn():
@@ -25,11 +25,11 @@ def test_a_class_unknown_to_the_model_counts_as_wrong():
 
 def test_a_signal_that_orders_perfectly_is_trusted():
     right = np.array([True] * 6 + [False] * 4)
-    perfect, useless = trust(np.arange(10, 0, -1.0), right), trust(np.ones(10), right)
+    perfect, useless = source_weights(np.arange(10, 0, -1.0), right), source_weights(np.ones(10), right)
     assert (perfect["auroc"], perfect["selective"]["0.6"]) == (1.0, 1.0)
     assert perfect["selective"]["1"] == 0.6
     assert useless["auroc"] == 0.5
-    assert trust(np.ones(3), np.ones(3, bool))["auroc"] is None
+    assert source_weights(np.ones(3), np.ones(3, bool))["auroc"] is None
 
 
 def test_the_linear_control_learns():

@@ -377,7 +377,7 @@ def test_features_of_a_frozen_backbone_are_computed_once_before_processes_start(
     )
     data = open_dataset(image_folder(tmp_path / "images"))
     training = Training(
-        {**TINY, "styles": False},  # those depend on who is left out
+        {**TINY, "amplitudes": False},  # those depend on who is left out
         "cpu",
         backbone="tiny:conv",
         weights=str(tmp_path / "w.safetensors"),

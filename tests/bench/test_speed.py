@@ -21,7 +21,7 @@ from sourceward.bench.speed_timing import growth, timed
 from sourceward.cli.main import build_app
 from sourceward.functional import keyed_normals, row_keys
 from sourceward.nn import folded
-from sourceward.samplers import StepSettings, walk
+from sourceward.samplers import StepSettings, run_chain
 from sourceward.training.configuration import FitSettings
 
 
@@ -43,7 +43,7 @@ def test_the_naive_chain_takes_the_same_walk():
     x, keys, step = x.double(), row_keys(x), StepSettings(noise_std=0.1)
     z, fold = network.latent(x).mean, folded(network)
     start = x.expand(2, -1, -1)
-    ours = walk("langevin", start, fold.energy, fold.energy.bias(z.expand_as(start)), step, 6, keys)
+    ours = run_chain("langevin", start, fold.energy, fold.energy.bias(z.expand_as(start)), step, 6, keys)
     normals = list(keyed_normals(keys, range(0, 12, 2), 24, torch.float64))
     ends, energies = naive_chains(network.energy.weights(), x, z, normals, step)
     torch.testing.assert_close(ours.feature, ends, rtol=1e-9, atol=1e-9)

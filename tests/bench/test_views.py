@@ -35,18 +35,18 @@ def test_self_tuned_is_the_model_itself(tmp_path, monkeypatch, worth):
     for spec in (Spec(OURS), Spec(OURS, (("num_steps", AUTO),))):
         assert checkpoint.passes(spec, part) == (4 if worth else 1)
     assert checkpoint.passes(Spec(OURS, (("num_steps", 5),)), part) == 1
-    promised = checkpoint.info["promise"]
+    promised = checkpoint.info["expected_gain"]
     assert ("views" in promised) == (worth > 0)
     if worth:
         assert np.abs(tuned - plain).max() > 1e-3
-        assert promised["gain"] == pytest.approx(model.info["promise"]["gain"] + worth)
+        assert promised["gain"] == pytest.approx(model.info["expected_gain"]["gain"] + worth)
 
 
 def test_what_is_promised_of_views_counts_without_a_walk_too():
     told = {"gain": 0.02, "low": 0.01, "high": 0.03, "adapts": True, "views": "turn"}
     walk = {"gain": 0.01, "low": 0.0, "high": 0.02, "adapts": False}
-    promised = _promised({"promise": None, "views_promise": told})
+    promised = _promised({"expected_gain": None, "tta_gain": told})
     assert (promised["gain"], promised["views"]) == (0.02, told)
-    assert _promised({"promise": walk, "views_promise": told})["gain"] == pytest.approx(0.03)
-    assert _promised({"promise": walk, "views_promise": told | {"adapts": False}}) == walk
-    assert _promised({"promise": None}) is None
+    assert _promised({"expected_gain": walk, "tta_gain": told})["gain"] == pytest.approx(0.03)
+    assert _promised({"expected_gain": walk, "tta_gain": told | {"adapts": False}}) == walk
+    assert _promised({"expected_gain": None}) is None

@@ -39,7 +39,7 @@ def test_views_that_are_named_are_asked_about_without_a_step(run, tiny_run, tmp_
     asked = []
     monkeypatch.setattr("sourceward.model.evaluate", lambda model, *_, **options: asked.append(model) or {})
     root = image_folder(tmp_path / "images")
-    own = sw.load(tiny_run, "cpu").ask_views("gray")
+    own = sw.load(tiny_run, "cpu").with_tta("gray")
     monkeypatch.setattr("sourceward.model.load", lambda *_: replace(own))
     for options in (["--views", "flip", "--num-steps", "0"], ["--num-steps", "0"], ["--views", "none"], []):
         run(tiny_run, root, "--json", *options)

@@ -22,7 +22,7 @@ from sourceward.data.augment import (
     gray,
     mix_amplitude,
     normalise,
-    pencil,
+    sketch,
     turn,
 )
 
@@ -243,19 +243,19 @@ def test_a_lone_image_has_no_other_style():
 def test_pencil_draws_dark_lines_on_white():
     halves = torch.full((1, 3, 150, 150), 0.8)
     halves[..., :75] = 0.2  # dark on the left, as a shadow or a coloured shape would be
-    drawn = pencil(halves, torch.ones(1))
+    drawn = sketch(halves, torch.ones(1))
     assert torch.equal(drawn[:, 0], drawn[:, 2])
     torch.testing.assert_close(drawn[..., :60], torch.ones(1, 3, 150, 60))  # what is even becomes paper
     torch.testing.assert_close(drawn[..., 75:], torch.ones(1, 3, 150, 75))
     assert drawn[..., 74].max() < 0.5  # only the dark side of the edge is a line
-    assert torch.all(pencil(halves, torch.full((1,), 4.0)) <= drawn)
+    assert torch.all(sketch(halves, torch.full((1,), 4.0)) <= drawn)
 
 
 @pytest.mark.parametrize("side", [8, 16, 32, 224])
 def test_pencil_leaves_lines_at_every_size(side):
     shape = torch.full((1, 3, side, side), 0.9)
     shape[..., side // 4 : side // 2, side // 4 : -side // 4] = 0.2
-    drawn = pencil(shape, torch.ones(1))
+    drawn = sketch(shape, torch.ones(1))
     assert drawn.min() < 0.5
     assert drawn.max() == 1
 
@@ -263,13 +263,13 @@ def test_pencil_leaves_lines_at_every_size(side):
 def test_pencil_ignores_the_light():
     photo = images(2, 90, 90).float().div(255) + 0.5
     torch.testing.assert_close(
-        pencil(photo, torch.ones(2)), pencil(5 * photo, torch.ones(2)), atol=0.03, rtol=0
+        sketch(photo, torch.ones(2)), sketch(5 * photo, torch.ones(2)), atol=0.03, rtol=0
     )
 
 
 def test_as_many_are_redrawn_as_the_dice_say():
     clean = images(64)
-    out = augment(clean, only(pencil=0.5), generator=seeded(), mean=(0, 0, 0), std=(1, 1, 1)) * 255
+    out = augment(clean, only(sketch=0.5), generator=seeded(), mean=(0, 0, 0), std=(1, 1, 1)) * 255
     kept = (out - clean).abs().amax(dim=(1, 2, 3)) < 0.01
     assert 16 < kept.sum() < 48
     assert (out[~kept].std(dim=1) < 1e-3).all()  # gray, all of the others

@@ -87,7 +87,7 @@ def test_only_the_named_sources_vote(est):
 @pytest.mark.parametrize("aggregation", list(AGGREGATIONS))
 def test_every_aggregation_votes(est, aggregation, top):
     est = copy.deepcopy(est).set_params(aggregation=aggregation, top=top)
-    est.trust_ = BY_ENERGY
+    est.source_weights_ = BY_ENERGY
     adapted = est.adapt(X)
     np.testing.assert_allclose(adapted.probabilities.sum(1), 1, atol=1e-5)
     assert (adapted.probabilities <= adapted.per_source.max(1) + 1e-6).all()

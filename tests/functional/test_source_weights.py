@@ -3,7 +3,14 @@
 import torch
 
 from sourceward.functional import AGGREGATIONS
-from sourceward.functional.source_weights import BY_ENERGY, EVIDENCE, Evidence, evidence, learn_trust, score
+from sourceward.functional.source_weights import (
+    BY_ENERGY,
+    EVIDENCE,
+    Evidence,
+    evidence,
+    learn_source_weights,
+    score,
+)
 from tests.helpers import make_generator
 
 
@@ -43,9 +50,9 @@ def test_certain_votes_are_trusted_where_they_were_right():
     probability = torch.stack([0.9 * truth + 0.1 / 3, 0.45 * truth.roll(1, 1) + 0.55 / 3])
     nothing = torch.zeros(2, 300)
     seen = evidence(probability, nothing, nothing, nothing)
-    trust = learn_trust([Evidence(seen, probability, label)])
-    assert trust[2] < -0.05, "entropy speaks against a vote"
-    learned = AGGREGATIONS["learned"](probability, nothing, nothing, score(seen, trust))
+    source_weights = learn_source_weights([Evidence(seen, probability, label)])
+    assert source_weights[2] < -0.05, "entropy speaks against a vote"
+    learned = AGGREGATIONS["learned"](probability, nothing, nothing, score(seen, source_weights))
     equal = probability.mean(0)
     assert learned.gather(1, label[:, None]).mean() > equal.gather(1, label[:, None]).mean() + 0.02
 
@@ -59,6 +66,9 @@ def test_a_target_with_more_samples_has_no_more_say():
         seen[0, :, 4] = 1.0
         return Evidence(seen, probability, label)
 
-    few, many = learn_trust([trial(10, 0), trial(10, 1)]), learn_trust([trial(10, 0), trial(1000, 1)])
+    few, many = (
+        learn_source_weights([trial(10, 0), trial(10, 1)]),
+        learn_source_weights([trial(10, 0), trial(1000, 1)]),
+    )
     assert few == many
     assert abs(few[4]) < 1e-3, "the two say the opposite"

@@ -72,8 +72,8 @@ def test_the_discriminant_is_as_sure_as_its_samples_allow():
     network.fit_scale(x, spread(parts))
     for source, (own, label) in enumerate(parts):
         network.fit_centers(source, network.features(own), label)
-    network.fit_discriminant(network.features(x), y)
-    weight, bias = network.discriminant()
+    network.fit_lda(network.features(x), y)
+    weight, bias = network.lda()
     logits = network.features(x) @ weight.T + bias
     assert (logits.argmax(1) == y).float().mean() > 0.95
     losses = [torch.nn.functional.cross_entropy(logits * k, y) for k in (0.5, 1.0, 2.0)]
@@ -87,20 +87,20 @@ def test_the_discriminant_has_a_say_where_it_explains_more_than_half(share, voic
     monkeypatch.setattr(module, "mixing_share", lambda *answers: share)
     network = Network(2, 2, 5, "pooled")
     network.white = network.unwhite = torch.eye(5)
-    network.fit_discriminant(torch.randn(8, 5), torch.arange(8) % 2)
-    assert network.discriminant_voices == voices  # of these and 2 VOICES learned ones
+    network.fit_lda(torch.randn(8, 5), torch.arange(8) % 2)
+    assert network.lda_weight == voices  # of these and 2 VOICES learned ones
 
 
 def test_a_network_of_earlier_on_keeps_its_votes():
     state = Network(2, 2, 5, "pooled").state_dict()
-    del state["discriminant_voices"]
+    del state["lda_weight"]
     network = Network(2, 2, 5, "pooled")
     network.load_state_dict({**state, "voices": torch.tensor(2)})  # two, beside one of each learned one
-    assert network.discriminant_voices == 2 * VOICES
+    assert network.lda_weight == 2 * VOICES
 
 
 def test_without_whitening_there_is_no_discriminant():
     network = Network(2, 2, 5, "pooled")
-    network.fit_discriminant(torch.randn(8, 5), torch.arange(8) % 2)
-    assert network.discriminant_voices == 0
+    network.fit_lda(torch.randn(8, 5), torch.arange(8) % 2)
+    assert network.lda_weight == 0
     assert network.sharpness == 0

@@ -2,11 +2,11 @@
 
 import re
 
-from sourceward.estimator import Promise
+from sourceward.estimator import ExpectedGain
 from sourceward.model.card import model_card
 
 
-def card(promise=None) -> str:
+def card(expected_gain=None) -> str:
     return model_card(
         {
             "backbone": None,
@@ -14,14 +14,14 @@ def card(promise=None) -> str:
             "sources": ["a", "b"],
             "classes": ["x", "y"],
             "adapt": {"num_steps": 5, "step": {"step_size": 50.0}},
-            "promise": promise,
+            "expected_gain": expected_gain,
         }
     )
 
 
 def test_a_promise_is_told():
-    promise = Promise(0.02, 0.01, 0.03, {"a": 0.02}, 0.7, 5, True)
-    assert f"Will adaptation help on an unseen domain? {promise}." in card(promise.to_dict())
+    expected_gain = ExpectedGain(0.02, 0.01, 0.03, {"a": 0.02}, 0.7, 5, True)
+    assert f"Will adaptation help on an unseen domain? {expected_gain}." in card(expected_gain.to_dict())
 
 
 def test_no_promise_is_told_as_well():

@@ -110,7 +110,7 @@ def test_features_of_the_backbone_are_welcome(model):
     images = torch.from_numpy(tiny_images().items[:5])
     features = model.features(images)
     raw = model.network.raw(features)
-    alone = model.ask_views("").predict_proba(images)
+    alone = model.with_tta("").predict_proba(images)
     np.testing.assert_allclose(model.predict_proba(raw), alone, atol=1e-4)
 
 
@@ -123,7 +123,7 @@ def test_predicting_changes_no_parameter(model):
 def test_zero_steps_and_fewer_sources(model):
     images = torch.from_numpy(tiny_images().items[:5])
     still = model.adapt(images, num_steps=0)
-    assert set(still.status) == {"kept_gate"}
+    assert set(still.status) == {"not_adapted"}
     alone = model.adapt(images, sources=["b"])
     np.testing.assert_allclose(alone.probabilities, alone.per_source[:, 1], atol=1e-6)
     with pytest.raises(InputError, match="Unknown source 'c'"):

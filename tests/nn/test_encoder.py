@@ -103,7 +103,7 @@ def test_an_adapter_answers_for_inputs_of_an_encoder(model, monkeypatch):
     same(
         ours, model.adapt_features(model.image_features(images)), 5e-3
     )  # last bits of a feature draw its noise
-    same(model.ask_views("").adapt_images(images), ours, 5e-3)  # whatever its tuning chose
+    same(model.with_tta("").adapt_images(images), ours, 5e-3)  # whatever its tuning chose
 
 
 def test_a_model_keeps_its_encoder_until_the_backbone_moves(model):

@@ -1,4 +1,4 @@
-"""Moments of early maps: taken over from a source while a backbone looks, and found in any network."""
+"""FeatureStatistics of early maps: taken over from a source while a backbone looks, and found in any network."""
 
 import pytest
 import torch
@@ -7,11 +7,11 @@ from torch import nn
 from sourceward.nn import Network
 from sourceward.nn.backbones import create_backbone
 from sourceward.nn.feature_statistics import (
-    Moments,
+    FeatureStatistics,
+    adain,
     early_maps,
-    observe_moments,
-    own_moments,
-    replace_moments,
+    feature_statistics,
+    mean_statistics,
 )
 from tests.adaptation.test_adapters import make_image_network, make_images
 
@@ -22,19 +22,19 @@ def maps(*shape: int) -> torch.Tensor:
 
 def test_the_moments_are_those_that_were_asked_for():
     wanted = torch.stack([torch.arange(5.0), torch.arange(1.0, 6.0)])
-    there = replace_moments(maps(4, 5, 6, 7), wanted)
-    torch.testing.assert_close(own_moments(there), wanted.expand(4, 2, 5), atol=1e-4, rtol=1e-4)
+    there = adain(maps(4, 5, 6, 7), wanted)
+    torch.testing.assert_close(feature_statistics(there), wanted.expand(4, 2, 5), atol=1e-4, rtol=1e-4)
 
 
 def test_its_own_moments_change_nothing_and_a_flat_map_stays_flat():
     one = maps(1, 5, 6, 7)
-    torch.testing.assert_close(replace_moments(one, own_moments(one)[0]), one, atol=1e-5, rtol=1e-5)
-    flat = replace_moments(torch.full((1, 1, 2, 2), 7.0), torch.tensor([[1.0], [9.0]]))
+    torch.testing.assert_close(adain(one, feature_statistics(one)[0]), one, atol=1e-5, rtol=1e-5)
+    flat = adain(torch.full((1, 1, 2, 2), 7.0), torch.tensor([[1.0], [9.0]]))
     assert torch.equal(flat, torch.ones(1, 1, 2, 2))
 
 
 def test_half_precision_stays_half():
-    assert replace_moments(maps(2, 3, 4, 4).bfloat16(), torch.ones(2, 3)).dtype == torch.bfloat16
+    assert adain(maps(2, 3, 4, 4).bfloat16(), torch.ones(2, 3)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,12 @@ def network_with_moments() -> Network:
     network = make_image_network()
     backbone = network.backbone
     seen = [
-        observe_moments(backbone, ["network.5", "network.8"], [make_images(8) * (source + 1) / 3])
+        mean_statistics(backbone, ["network.5", "network.8"], [make_images(8) * (source + 1) / 3])
         for source in range(network.sources)
     ]
-    network.moments = Moments({place: torch.stack([of[place] for of in seen]) for place in seen[0]})
+    network.feature_statistics = FeatureStatistics(
+        {place: torch.stack([of[place] for of in seen]) for place in seen[0]}
+    )
     return network
 
 
@@ -72,8 +74,8 @@ def test_a_network_sees_an_image_with_the_moments_of_a_source_and_then_as_before
         with network.toward(source):
             assert network.moved
             there = network.features(images)
-        first = replace_moments(inner[:6](images), network.moments.state_dict()["network/5"][source])
-        second = replace_moments(inner[6:9](first), network.moments.state_dict()["network/8"][source])
+        first = adain(inner[:6](images), network.feature_statistics.state_dict()["network/5"][source])
+        second = adain(inner[6:9](first), network.feature_statistics.state_dict()["network/8"][source])
         expected = network.rescale(inner[9:](second))
         torch.testing.assert_close(there, expected)
         assert not torch.allclose(there, before)
@@ -101,7 +103,7 @@ def test_moments_travel_with_the_weights():
     network = network_with_moments()
     other = make_image_network()
     other.load_state_dict(network.state_dict())
-    assert other.moments is not None
+    assert other.feature_statistics is not None
     images = make_images(3)
     with network.toward(2), other.toward(2):
         assert torch.equal(network.features(images), other.features(images))

@@ -71,7 +71,7 @@ def test_both_classifiers_by_one_product():
     assert not torch.allclose(*asked)
     network.white = network.unwhite = torch.eye(6)
     network.sharpness.fill_(0.7)
-    network.discriminant_voices.fill_(2 * VOICES)
+    network.lda_weight.fill_(2 * VOICES)
     fold, center = folded(network), network.centers.mean(0)
     nearest = (-0.35 * torch.cdist(x, center.expand(2, -1, -1)).square()).softmax(-1)
     torch.testing.assert_close(fold.classify(x, None), (sum(asked) / 2 + nearest) / 2)

@@ -174,7 +174,7 @@ def test_a_page_without_cells_says_nothing_of_samples(results, tmp_path):
 
 def test_a_promise_stands_beside_what_came(results, tmp_path):
     for cell in results["cells"]:
-        cell["promise"] = {"gain": 0.03, "low": 0.01, "high": 0.05}
+        cell["expected_gain"] = {"gain": 0.03, "low": 0.01, "high": 0.05}
     assert "romised" not in render(bench_page(results, tmp_path)), "of the walk that the model chose itself"
     chosen = json.loads(json.dumps(results).replace("ebtsa:num_steps=4", "ebtsa:num_steps=auto"))
     html = render(bench_page(chosen, tmp_path))

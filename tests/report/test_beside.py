@@ -1,7 +1,7 @@
 """Published numbers stand beside ours, and a shortfall is said."""
 
 from sourceward.bench.quoted import PACS
-from sourceward.report.beside import absent, cost, published, shortfalls, trust
+from sourceward.report.beside import absent, cost, published, shortfalls, source_weights
 from sourceward.report.document import _theirs
 
 
@@ -89,9 +89,9 @@ def test_the_peak_of_training_is_that_of_its_hungriest_stage():
 def test_trust_is_told_by_signal():
     found = results()
     signals = {"confidence": {"auroc": 0.9}, "energy before": {"auroc": 0.6}, "energy after": {"auroc": 0.1}}
-    found["cells"][0]["adapters"]["none"] |= {"trust": signals, "calibration_error": 0.02}
-    assert trust(found) == (
+    found["cells"][0]["adapters"]["none"] |= {"source_weights": signals, "calibration_error": 0.02}
+    assert source_weights(found) == (
         "Right answers told from wrong ones (AUROC): without adaptation confidence 0.90 and energy 0.60, "
         "calibration error 2.0 points."
     )
-    assert trust(results()) == ""
+    assert source_weights(results()) == ""

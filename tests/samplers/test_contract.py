@@ -39,7 +39,7 @@ def make_rows(rows: int = ROWS, seed: int = 0, dtype: torch.dtype = torch.float6
     return torch.randn(rows, DIM, generator=make_generator(seed), dtype=dtype)
 
 
-def walk(
+def run_chain(
     sampler: str,
     accept: str,
     rows: Tensor,
@@ -56,7 +56,7 @@ def walk(
 
 @every
 def test_shapes_are_kept(sampler, accept):
-    chain = walk(sampler, accept, make_rows())
+    chain = run_chain(sampler, accept, make_rows())
     assert chain.feature.shape == (SOURCES, ROWS, DIM)
     assert chain.feature.dtype == torch.float64
     for value in (chain.energy_before, chain.energy_after, chain.steps):
@@ -68,7 +68,7 @@ def test_shapes_are_kept(sampler, accept):
 @every
 def test_it_moves_and_reports_the_energy_of_where_it_ends(sampler, accept):
     rows = make_rows()
-    chain = walk(sampler, accept, rows)
+    chain = run_chain(sampler, accept, rows)
     assert (chain.feature != rows).any(-1).double().mean() > 0.5
     target = target_of(WEIGHTS, 0.5 * rows.expand(SOURCES, -1, -1))
     torch.testing.assert_close(chain.energy_before, target.energy(rows.expand(SOURCES, -1, -1)))
@@ -79,7 +79,7 @@ def test_it_moves_and_reports_the_energy_of_where_it_ends(sampler, accept):
 def test_zero_steps_return_the_same_bits(sampler, accept):
     rows = make_rows(dtype=torch.float32)
     weights = random_weights(SOURCES, DIM, dtype=torch.float32)
-    chain = walk(sampler, accept, rows, weights, num_steps=0)
+    chain = run_chain(sampler, accept, rows, weights, num_steps=0)
     assert chain.feature.numpy().tobytes() == rows.expand(SOURCES, -1, -1).numpy().tobytes()
     assert torch.equal(chain.energy_after, chain.energy_before)
     assert (chain.steps == 0).all()
@@ -90,7 +90,7 @@ def test_zero_steps_return_the_same_bits(sampler, accept):
 def test_energy_never_rises_along_an_accepted_chain(sampler, dtype):
     rows = make_rows(200, dtype=dtype)
     weights = random_weights(SOURCES, DIM, dtype=dtype)
-    chain = walk(sampler, "energy_not_higher", rows, weights, num_steps=25, record=True)
+    chain = run_chain(sampler, "energy_not_higher", rows, weights, num_steps=25, record=True)
     assert (chain.energies[1:] <= chain.energies[:-1]).all()
     # What is reported is the energy of the points themselves.
     target = target_of(weights, 0.5 * rows.expand(SOURCES, -1, -1))
@@ -103,7 +103,7 @@ def test_energy_never_rises_along_an_accepted_chain(sampler, dtype):
 @every
 def test_the_same_keys_give_the_same_bits(sampler, accept):
     rows = make_rows()
-    assert torch.equal(walk(sampler, accept, rows).feature, walk(sampler, accept, rows).feature)
+    assert torch.equal(run_chain(sampler, accept, rows).feature, run_chain(sampler, accept, rows).feature)
 
 
 @every
@@ -129,30 +129,30 @@ def assert_same_walk(found: Chain, expected: Chain, pick) -> None:
 @given(st.integers(0, 10_000), st.permutations(range(ROWS)))
 def test_order_of_rows_does_not_matter(sampler, accept, seed, order):
     rows = make_rows(seed=seed)
-    assert_same_walk(walk(sampler, accept, rows[order]), walk(sampler, accept, rows), order)
+    assert_same_walk(run_chain(sampler, accept, rows[order]), run_chain(sampler, accept, rows), order)
 
 
 @every
 @given(st.integers(0, 10_000), st.lists(st.integers(1, ROWS - 1), max_size=4, unique=True).map(sorted))
 def test_splitting_the_batch_does_not_matter(sampler, accept, seed, cuts):
     rows = make_rows(seed=seed)
-    whole = walk(sampler, accept, rows)
+    whole = run_chain(sampler, accept, rows)
     for begin, end in itertools.pairwise([0, *cuts, ROWS]):
-        assert_same_walk(walk(sampler, accept, rows[begin:end]), whole, slice(begin, end))
+        assert_same_walk(run_chain(sampler, accept, rows[begin:end]), whole, slice(begin, end))
 
 
 @pytest.mark.parametrize(("sampler", "accept"), COMPATIBLE)
 def test_neighbours_do_not_matter_in_single_precision(sampler, accept):
     rows = make_rows(64, seed=1, dtype=torch.float32)
     weights = random_weights(SOURCES, DIM, dtype=torch.float32)
-    whole, half = walk(sampler, accept, rows, weights), walk(sampler, accept, rows[:32], weights)
+    whole, half = run_chain(sampler, accept, rows, weights), run_chain(sampler, accept, rows[:32], weights)
     torch.testing.assert_close(half.feature, whole.feature[:, :32], rtol=1e-5, atol=1e-5)
 
 
 @every
 def test_recording_gives_every_point_from_start_to_end(sampler, accept):
     rows = make_rows()
-    chain = walk(sampler, accept, rows, record=True)
+    chain = run_chain(sampler, accept, rows, record=True)
     assert chain.trajectory.shape == (STEPS + 1, SOURCES, ROWS, DIM)
     assert chain.energies.shape == (STEPS + 1, SOURCES, ROWS)
     assert chain.origins.shape == (STEPS, SOURCES, ROWS, DIM)
@@ -161,15 +161,15 @@ def test_recording_gives_every_point_from_start_to_end(sampler, accept):
     assert torch.equal(chain.energies[0], chain.energy_before)
     assert torch.equal(chain.energies[-1], chain.energy_after)
     # Recording is not allowed to change the walk.
-    assert torch.equal(chain.feature, walk(sampler, accept, rows).feature)
+    assert torch.equal(chain.feature, run_chain(sampler, accept, rows).feature)
 
 
 @every
 def test_rows_at_or_below_their_threshold_stay(sampler, accept):
     rows = make_rows()
-    before = walk(sampler, accept, rows, num_steps=0).energy_before
+    before = run_chain(sampler, accept, rows, num_steps=0).energy_before
     threshold = before.median(dim=1, keepdim=True).values
-    chain = walk(sampler, accept, rows, stop_below=threshold)
+    chain = run_chain(sampler, accept, rows, stop_below=threshold)
     done = before <= threshold
     assert 0 < done.sum() < done.numel()
     assert torch.equal(chain.feature[done], rows.expand(SOURCES, -1, -1)[done])
@@ -180,8 +180,8 @@ def test_rows_at_or_below_their_threshold_stay(sampler, accept):
 @every
 def test_a_row_freezes_at_the_first_point_below_its_threshold(sampler, accept):
     rows = make_rows()
-    threshold = walk(sampler, accept, rows).energy_after.median()
-    chain = walk(sampler, accept, rows, record=True, stop_below=threshold)
+    threshold = run_chain(sampler, accept, rows).energy_after.median()
+    chain = run_chain(sampler, accept, rows, record=True, stop_below=threshold)
     below = chain.energies <= threshold
     assert below.any()
     # Once below, the point is the same to the end.
@@ -193,7 +193,7 @@ def test_a_row_freezes_at_the_first_point_below_its_threshold(sampler, accept):
 def test_starts_and_weights_are_left_alone(sampler, accept):
     rows = make_rows()
     copies = rows.clone(), [w.clone() for w in WEIGHTS]
-    walk(sampler, accept, rows)
+    run_chain(sampler, accept, rows)
     assert torch.equal(rows, copies[0])
     assert all(torch.equal(a, b) for a, b in zip(WEIGHTS, copies[1]))
 
@@ -201,11 +201,11 @@ def test_starts_and_weights_are_left_alone(sampler, accept):
 @every
 def test_a_source_does_not_depend_on_the_others(sampler, accept):
     rows = make_rows()
-    every_source = walk(sampler, accept, rows)
+    every_source = run_chain(sampler, accept, rows)
     changed = WEIGHTS._replace(
         feature=WEIGHTS.feature * torch.tensor([1.0, 1.0, 2.0]).double()[:, None, None]
     )
-    other = walk(sampler, accept, rows, changed)
+    other = run_chain(sampler, accept, rows, changed)
     assert torch.equal(other.feature[:2], every_source.feature[:2])
     assert not torch.equal(other.feature[2], every_source.feature[2])
 
@@ -213,7 +213,7 @@ def test_a_source_does_not_depend_on_the_others(sampler, accept):
 @pytest.mark.parametrize(("sampler", "accept"), REFUSED)
 def test_a_rule_that_needs_a_density_refuses_a_sampler_without_one(sampler, accept):
     with pytest.raises(InputError, match="needs a step with a known proposal density"):
-        walk(sampler, accept, make_rows())
+        run_chain(sampler, accept, make_rows())
 
 
 @every

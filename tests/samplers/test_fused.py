@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sourceward.functional import ChainWeights, row_keys, row_multiple
-from sourceward.samplers import StepSettings, fused, generator_noise, keyed_noise, run, walk
+from sourceward.samplers import StepSettings, fused, generator_noise, keyed_noise, run, run_chain
 from tests.helpers import make_generator, random_weights, target_of
 
 SOURCES, ROWS, DIM, STEPS = 3, 10, 6, 7
@@ -21,7 +21,7 @@ def settings(noise_std: float = 0.1, accept: str = "energy_not_higher") -> StepS
 
 
 def fast(step: StepSettings, num_steps: int = STEPS, **options):
-    return walk("langevin", START, CHAIN, CHAIN.bias(LATENT), step, num_steps, KEYS, **options)
+    return run_chain("langevin", START, CHAIN, CHAIN.bias(LATENT), step, num_steps, KEYS, **options)
 
 
 def slow(step: StepSettings, **options):
@@ -77,7 +77,7 @@ def test_a_chain_has_the_same_bits_among_any_number_of_rows(dim):
     energy = random_weights(SOURCES, dim, hidden=dim, narrow=128, latent=False, dtype=torch.float32)
     chain, feature = ChainWeights.of(energy), torch.randn(8 * rows, dim, generator=generator)
     whole, *parts = (
-        walk("langevin", part.expand(SOURCES, -1, -1), chain, chain.bias(None), step, 9, row_keys(part))
+        run_chain("langevin", part.expand(SOURCES, -1, -1), chain, chain.bias(None), step, 9, row_keys(part))
         for step in [StepSettings(step_size=5.0, noise_std=0.02)]
         for part in (feature, *feature.split(rows))
     )
@@ -100,7 +100,7 @@ def test_zero_steps_return_the_same_bits():
 
 def test_a_generator_gives_every_source_its_own_noise():
     step, bias = settings(), CHAIN.bias(LATENT)
-    ours = walk("langevin", START, CHAIN, bias, step, 1, make_generator(5))
+    ours = run_chain("langevin", START, CHAIN, bias, step, 1, make_generator(5))
     theirs = run(
         "langevin", START, target_of(WEIGHTS, LATENT), step, 1, generator_noise(make_generator(5), START)
     )
@@ -109,6 +109,6 @@ def test_a_generator_gives_every_source_its_own_noise():
 
 def test_other_samplers_walk_on_the_same_energy():
     step = StepSettings(step_size=0.3, clip=0.05, accept="metropolis")
-    ours = walk("textbook", START, CHAIN, CHAIN.bias(LATENT), step, STEPS, KEYS)
+    ours = run_chain("textbook", START, CHAIN, CHAIN.bias(LATENT), step, STEPS, KEYS)
     theirs = run("textbook", START, target_of(WEIGHTS, LATENT), step, STEPS, keyed_noise(KEYS, START))
     torch.testing.assert_close(ours.feature, theirs.feature, rtol=1e-10, atol=1e-10)

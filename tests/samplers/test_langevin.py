@@ -1,6 +1,6 @@
-"""Langevin steps: the formulas, and the moments of the density they should follow.
+"""Langevin steps: the formulas, and the feature_statistics of the density they should follow.
 
-Moments are estimated from many independent chains. Each chain's time average is one observation, so the
+FeatureStatistics are estimated from many independent chains. Each chain's time average is one observation, so the
 standard error is the spread between chains over the square root of their number, whatever the correlation
 within a chain.
 """

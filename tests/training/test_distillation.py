@@ -1,4 +1,4 @@
-"""The leap: one map that ends about where a long chain does, kept and found again with the model."""
+"""The distilled: one map that ends about where a long chain does, kept and found again with the model."""
 
 import copy
 
@@ -9,10 +9,10 @@ import torch
 from sourceward import EnergyAdapter, InputError
 from sourceward.fitting import fit
 from sourceward.functional import row_keys
-from sourceward.functional.distilled import Foothold, LeapWeights, leap
+from sourceward.functional.distilled import DistilledWeights, StartPoint, distilled
 from sourceward.model import load
-from sourceward.nn import StackedLeap, folded
-from sourceward.samplers import StepSettings, walk
+from sourceward.nn import DistilledStep, folded
+from sourceward.samplers import StepSettings, run_chain
 from sourceward.training.distillation import distil
 from tests.helpers import QUICK, make_domains, make_generator
 
@@ -26,7 +26,7 @@ def fitted(**params) -> EnergyAdapter:
 
 @pytest.fixture(scope="module")
 def est() -> EnergyAdapter:
-    return fitted(sampler="leap", num_steps=1, leap_steps=30)
+    return fitted(sampler="distilled", num_steps=1, distilled_steps=30)
 
 
 def ends(est: EnergyAdapter, sampler: str, num_steps: int):
@@ -41,15 +41,15 @@ def test_it_ends_about_where_the_chain_does(est):
     fold = folded(network)
     start = feature.expand(3, -1, -1)
     bias = fold.energy.bias(fold.latent(feature).mean.expand(3, -1, -1))
-    at, keys = Foothold.of(fold.energy, start, bias), row_keys(feature)
-    end = walk("langevin", start, fold.energy, bias, step, 30, keys).feature
+    at, keys = StartPoint.of(fold.energy, start, bias), row_keys(feature)
+    end = run_chain("langevin", start, fold.energy, bias, step, 30, keys).feature
 
-    def left(leaping: StackedLeap) -> float:
+    def left(leaping: DistilledStep) -> float:
         """Of the way."""
-        apart = leap(leaping.weights(), at) - end
+        apart = distilled(leaping.weights(), at) - end
         return float((apart.norm(dim=-1) / (end - start).norm(dim=-1)).mean())
 
-    straight = StackedLeap(3, 6, 6, reach=30 * step.step_size).requires_grad_(False)
+    straight = DistilledStep(3, 6, 6, reach=30 * step.step_size).requires_grad_(False)
     taught = distil(network, feature, step, 30, 150)
     assert left(taught) < 0.3
     assert left(taught) < 0.8 * left(straight), "it has learned to bend"
@@ -60,14 +60,14 @@ def test_an_untaught_leap_is_a_straight_step():
     network = fitted().network_
     fold = folded(network)
     x = torch.randn(3, 5, 6, generator=make_generator())
-    at = Foothold.of(fold.energy, x, fold.energy.bias(0.5 * x))
-    straight = StackedLeap(3, at.hidden.shape[-1], 6, reach=7.0).requires_grad_(False)
+    at = StartPoint.of(fold.energy, x, fold.energy.bias(0.5 * x))
+    straight = DistilledStep(3, at.hidden.shape[-1], 6, reach=7.0).requires_grad_(False)
     straight.reset_parameters(make_generator())
-    torch.testing.assert_close(leap(straight.weights(), at), x - 7.0 * at.grad)
+    torch.testing.assert_close(distilled(straight.weights(), at), x - 7.0 * at.grad)
 
 
 def test_it_never_raises_the_energy_and_refines_from_where_it_landed(est):
-    one = ends(est, "leap", 1)
+    one = ends(est, "distilled", 1)
     more = copy.deepcopy(est).set_params(num_steps=6, noise_std=0.0).adapt(TARGET, trajectory=True)
     assert (one.energy_after <= one.energy_before).all()
     assert (one.energy_after < one.energy_before).mean() > 0.8
@@ -81,11 +81,13 @@ def test_a_leap_that_would_climb_is_not_taken(est):
     fold = folded(est.network_)
     x = est.network_.features(torch.from_numpy(TARGET.astype(np.float32))).expand(3, -1, -1)
     bias = fold.energy.bias(fold.latent(x[0]).mean.expand(3, -1, -1))
-    assert fold.leap is not None
-    uphill = LeapWeights(*fold.leap)._replace(scale=fold.leap.scale * 0, outer=fold.leap.outer * 0)
-    there = walk(
-        "leap", x, fold.energy, bias, StepSettings(noise_std=0.0), 1, row_keys(x[0]),
-        leap=uphill._replace(length=uphill.length + 20),
+    assert fold.distilled is not None
+    uphill = DistilledWeights(*fold.distilled)._replace(
+        scale=fold.distilled.scale * 0, outer=fold.distilled.outer * 0
+    )
+    there = run_chain(
+        "distilled", x, fold.energy, bias, StepSettings(noise_std=0.0), 1, row_keys(x[0]),
+        distilled=uphill._replace(length=uphill.length + 20),
     )  # fmt: skip
     refused = there.steps == 0
     assert refused.any()
@@ -106,13 +108,13 @@ def test_it_is_saved_and_loaded_with_the_estimator(est, tmp_path):
 
 def test_it_is_made_only_where_it_is_asked_for():
     est = fitted(max_iter=5)
-    assert est.network_.leap is None
-    with pytest.raises(InputError, match=r"no leap to take\. Fit it with sampler='leap'"):
-        est.set_params(sampler="leap").predict(X)
+    assert est.network_.distilled is None
+    with pytest.raises(InputError, match=r"no distilled to take\. Fit it with sampler='distilled'"):
+        est.set_params(sampler="distilled").predict(X)
 
 
 def test_the_rest_of_the_network_is_the_same_with_and_without():
-    plain, leaping = fitted(max_iter=5), fitted(max_iter=5, sampler="leap")
+    plain, leaping = fitted(max_iter=5), fitted(max_iter=5, sampler="distilled")
     theirs = leaping.network_.state_dict()
     for name, value in plain.network_.state_dict().items():
         assert torch.equal(value, theirs[name]), name
@@ -120,7 +122,7 @@ def test_the_rest_of_the_network_is_the_same_with_and_without():
 
 @pytest.mark.parametrize("head", ["prototype", "concat", "linear"])
 def test_every_head_can_leap(head):
-    est = fitted(head=head, sampler="leap", num_steps=2, max_iter=10)
+    est = fitted(head=head, sampler="distilled", num_steps=2, max_iter=10)
     assert np.isfinite(est.predict_proba(TARGET)).all()
 
 
@@ -144,11 +146,11 @@ def test_a_model_folder_holds_it(tmp_path, learned):
         domains=names,
         classes=names,
     )
-    settings = {**QUICK, "num_steps": 2, "sampler": "leap", "leap_steps": 10, "max_iter": 10}
+    settings = {**QUICK, "num_steps": 2, "sampler": "distilled", "distilled_steps": 10, "max_iter": 10}
     settings["aggregation"] = "learned" if learned else "energy"
     model = fit(tmp_path / "f.npz", out=tmp_path / "run", settings=settings, device="cpu", progress=False)
     again = load(tmp_path / "run", "cpu")
-    assert (again.settings.trust is not None) == learned
+    assert (again.settings.source_weights is not None) == learned
     rows = TARGET.astype(np.float32)
     assert np.array_equal(again.predict_proba(rows), model.predict_proba(rows))
     assert again.settings == model.settings

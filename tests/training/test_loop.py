@@ -54,7 +54,7 @@ def test_rate(schedule, expected):
 
 def test_each_part_has_its_own_rate():
     network = make_network(nn.Linear(DIM, DIM))
-    trainer = Trainer(network, loop(learning_rate=0.1, energy_rate=0.2, backbone_rate=0.3), SHORT)
+    trainer = Trainer(network, loop(learning_rate=0.1, energy_learning_rate=0.2, backbone_rate=0.3), SHORT)
     peaks = {id(p): group["peak"] for group in trainer.optimizer.param_groups for p in group["params"]}
     for name, parameter in network.named_parameters():
         part = name.split(".")[0]
@@ -171,13 +171,15 @@ def test_an_energy_that_diverges_stops_the_training():
     network = make_network()
     with torch.no_grad():
         network.energy.biases[2].fill_(float("nan"))
-    with pytest.raises(TrainingError, match=r"The energy diverged at iteration 0. Lower `energy_rate`"):
+    with pytest.raises(
+        TrainingError, match=r"The energy diverged at iteration 0. Lower `energy_learning_rate`"
+    ):
         train(network, FEED, loop(), SHORT)
 
 
 def test_a_rate_that_is_far_too_large_is_noticed_before_the_end():
-    with pytest.raises(TrainingError, match=r"`learning_rate`|`energy_rate`"):
-        train(make_network(), FEED, loop(max_iter=100, learning_rate=1e30, energy_rate=1e30), SHORT)
+    with pytest.raises(TrainingError, match=r"`learning_rate`|`energy_learning_rate`"):
+        train(make_network(), FEED, loop(max_iter=100, learning_rate=1e30, energy_learning_rate=1e30), SHORT)
 
 
 def test_shifted_samples_pass_the_backbone_too():

@@ -203,7 +203,7 @@ def test_a_backbone_that_has_learned_is_averaged_over_all_iterates():
     learned = settings_for(True, learned=True)
     assert learned.finetune.average == 1
     assert learned.finetune.schedule == "constant"
-    assert (learned.augmentation.fourier, learned.augmentation.pencil) == (0.5, 0.3)
+    assert (learned.augmentation.fourier, learned.augmentation.sketch) == (0.5, 0.3)
     own = settings_for(True, {"finetune": {"average": 0.9}}, learned=True)
     assert own.finetune == replace(FineTuneSettings(), average=0.9)
     assert own.augmentation == learned.augmentation

@@ -67,7 +67,7 @@ def test_only_a_frozen_image_backbone_sees_them(tmp_path, monkeypatch):
         **options,
     )
     assert seen == [arrange(tiny_images().of_domains(["a", "b"]))[1][-1].stop]
-    off = SMALL | {"styles": False}
+    off = SMALL | {"amplitudes": False}
     fit(
         tiny_images(),
         out=tmp_path / "b",
@@ -112,7 +112,7 @@ def test_pretend_targets_say_whether_to_ask_about_styles(tmp_path, monkeypatch):
 
     monkeypatch.setattr("sourceward.training.joint.try_views", tried)
     model = fit_tiny(tiny_images(), tmp_path / "on", target=(), freeze=True, settings={"num_steps": "auto"})
-    told = model.info["views_promise"]
+    told = model.info["tta_gain"]
     assert told["gain"] == pytest.approx((CAP + 0.01 + 0.02) / 3)
     assert told["per_source"] == pytest.approx(worth)
     assert model.views == sw.load(tmp_path / "on", "cpu").views == "style"
@@ -168,4 +168,4 @@ def test_last_weights_know_the_styles_too(tmp_path, monkeypatch):
     best, last = (
         sw.load(tmp_path / "run", "cpu", weights=f"{name}.safetensors") for name in ("model", "last")
     )
-    assert torch.equal(best.network.styles, last.network.styles)
+    assert torch.equal(best.network.amplitudes, last.network.amplitudes)

@@ -52,7 +52,7 @@ def test_the_second_stage_is_the_estimator_on_the_features_of_the_first(tiny_run
     rows = slice(0, train[-1].stop)
     estimator = EnergyAdapter(**settings).fit(raw, arranged.labels[rows], arranged.domains[rows])
     ours = estimator.predict_proba(raw)
-    asked = model.ask_views("").predict_proba(arranged.items)[rows]
+    asked = model.with_tta("").predict_proba(arranged.items)[rows]
     np.testing.assert_allclose(ours, asked, atol=1e-3)
 
 

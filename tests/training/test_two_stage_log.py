@@ -99,7 +99,7 @@ def test_models_of_pretend_targets_write_nothing(crossfit, tmp_path, monkeypatch
     board.take_place(monkeypatch)
     settings = {"num_steps": "auto", "crossfit": crossfit}
     model = fit_tiny(four_domains(), tmp_path, target="d", settings=settings, **options)
-    assert model.info["promise"] is not None
+    assert model.info["expected_gain"] is not None
     told = [(line["iteration"], line["loss"]["total"]) for line in lines_of(tmp_path, "loss")]
     assert board.scalars["heads/loss/total"] == told
     assert [iteration for iteration, _ in told] == [12]

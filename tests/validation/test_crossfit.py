@@ -29,7 +29,7 @@ def test_the_sources_say_whether_adaptation_will_help(options, tmp_path):
     settings = AUTO | ({} if options.get("freeze") else FINETUNE) | options.pop("settings", {})
     options["settings"] = settings
     model = fit(four_domains(), out=tmp_path / "run", target="d", progress=False, **options)
-    told = model.info["promise"]
+    told = model.info["expected_gain"]
     assert set(told["per_source"]) == {"a", "b", "c"}
     assert told["seen"] == (not options.get("freeze") and not settings.get("crossfit", False))
     assert model.settings.num_steps == told["num_steps"]
@@ -56,7 +56,7 @@ def test_a_killed_cross_fit_goes_on_to_the_same_promise(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             fit(four_domains(), out=tmp_path / "run", target="d", **options)
     again = fit(four_domains(), out=tmp_path / "run", target="d", **options)
-    assert again.info["promise"] == whole.info["promise"]
+    assert again.info["expected_gain"] == whole.info["expected_gain"]
 
 
 def test_a_run_that_was_killed_while_tidying_is_tidied(tmp_path):

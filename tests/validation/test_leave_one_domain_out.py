@@ -9,7 +9,7 @@ import torch
 from sourceward import EnergyAdapter
 from sourceward.functional.source_weights import BY_ENERGY, Evidence
 from sourceward.settings import AdaptSettings
-from sourceward.validation.leave_one_domain_out import CAP, LENGTHS, Trial, choose, promise, settle
+from sourceward.validation.leave_one_domain_out import CAP, LENGTHS, Trial, choose, expected_gain, settle
 from tests.helpers import QUICK, make_domains
 
 X, Y, SOURCE = make_domains()
@@ -46,7 +46,7 @@ def test_next_to_nothing_is_no_reason_to_move():
 
 def test_a_promise_is_what_pretend_targets_gained():
     trials = [trial("a", 0.5, 0.51), trial("b", 0.6, 0.61)]
-    told = promise(trials, 1, AdaptSettings(num_steps=10))
+    told = expected_gain(trials, 1, AdaptSettings(num_steps=10))
     assert told.gain == pytest.approx(0.01)
     assert told.per_source == pytest.approx({"a": 0.01, "b": 0.01})
     assert told.unadapted == pytest.approx(0.55)
@@ -55,7 +55,7 @@ def test_a_promise_is_what_pretend_targets_gained():
 
 
 def test_off_promises_nothing_and_says_what_on_would_cost():
-    told = promise([trial("a", 0.5, 0.4), trial("b", 0.5, 0.45)], 0, AdaptSettings(num_steps=0))
+    told = expected_gain([trial("a", 0.5, 0.4), trial("b", 0.5, 0.45)], 0, AdaptSettings(num_steps=0))
     assert (told.gain, told.low, told.high, told.adapts) == (0, 0, 0, False)
     assert "off" in str(told)
     assert "a -10.0, b -5.0" in str(told)
@@ -68,8 +68,8 @@ def auto() -> EnergyAdapter:
 
 def test_auto_chooses_among_the_lengths_and_promises(auto):
     assert auto.num_steps_ in LENGTHS
-    assert set(auto.promise_.per_source) == {str(name) for name in auto.sources_}
-    assert -1 <= auto.promise_.low <= auto.promise_.gain <= auto.promise_.high <= 1
+    assert set(auto.expected_gain_.per_source) == {str(name) for name in auto.sources_}
+    assert -1 <= auto.expected_gain_.low <= auto.expected_gain_.gain <= auto.expected_gain_.high <= 1
 
 
 @pytest.mark.parametrize(("num_steps", "adapts"), [(5, True), (2, True), (0, False)])
@@ -95,14 +95,14 @@ def test_no_steps_with_votes_by_energy_are_not_off(auto, monkeypatch):
 def test_off_is_no_adaptation_bit_for_bit(auto):
     auto.adapts_ = False
     off = auto.predict_proba(X)
-    auto.adapts_ = auto.promise_.adapts
+    auto.adapts_ = auto.expected_gain_.adapts
     explicit = EnergyAdapter(**{**AUTO, "num_steps": 0}).fit(X, Y, sample_domain=SOURCE)
     assert np.array_equal(off, explicit.predict_proba(X))
 
 
 def test_tuning_does_not_touch_the_network(auto):
     plain = EnergyAdapter(**{**AUTO, "num_steps": 3}).fit(X, Y, sample_domain=SOURCE)
-    assert plain.promise_ is None
+    assert plain.expected_gain_ is None
     assert np.array_equal(plain.predict_proba(X), auto.set_params(num_steps=3).predict_proba(X))
     auto.set_params(num_steps="auto")
 
@@ -110,7 +110,7 @@ def test_tuning_does_not_touch_the_network(auto):
 def test_the_promise_is_saved(auto, tmp_path):
     auto.save(tmp_path / "est.safetensors")
     loaded = EnergyAdapter.load(tmp_path / "est.safetensors")
-    assert loaded.promise_ == auto.promise_
+    assert loaded.expected_gain_ == auto.expected_gain_
     assert (loaded.num_steps_, loaded.adapts_) == (auto.num_steps_, auto.adapts_)
     assert np.array_equal(loaded.predict_proba(X), auto.predict_proba(X))
 
@@ -118,15 +118,15 @@ def test_the_promise_is_saved(auto, tmp_path):
 def test_two_sources_cannot_promise():
     few = np.asarray(SOURCE) < np.unique(SOURCE)[2]
     est = EnergyAdapter(**AUTO).fit(X[few], Y[few], sample_domain=SOURCE[few])
-    assert est.promise_ is None
+    assert est.expected_gain_ is None
     assert est.num_steps_ == LENGTHS[0]
 
 
 def test_votes_are_learned_from_pretend_targets():
     est = EnergyAdapter(**{**QUICK, "aggregation": "learned"}).fit(X, Y, sample_domain=SOURCE)
-    assert est.promise_ is None, "the number of steps was given"
-    assert len(est.trust_) == 5
-    assert est.trust_ != BY_ENERGY
+    assert est.expected_gain_ is None, "the number of steps was given"
+    assert len(est.source_weights_) == 5
+    assert est.source_weights_ != BY_ENERGY
     by_energy = copy.deepcopy(est).set_params(aggregation="energy")
     assert not np.array_equal(est.predict_proba(X), by_energy.predict_proba(X))
 
@@ -134,7 +134,7 @@ def test_votes_are_learned_from_pretend_targets():
 def test_two_sources_teach_no_votes():
     rows = SOURCE < 2
     est = EnergyAdapter(**{**QUICK, "aggregation": "learned"}).fit(X[rows], Y[rows], SOURCE[rows])
-    assert est.trust_ == BY_ENERGY
+    assert est.source_weights_ == BY_ENERGY
 
 
 def test_a_pretend_target_has_no_say_in_its_own_votes():
@@ -156,7 +156,7 @@ def test_a_pretend_target_has_no_say_in_its_own_votes():
     ]
     settings = AdaptSettings(aggregation="learned")
     chosen, said = settle(trials, settings)
-    assert chosen.trust is not None
+    assert chosen.source_weights is not None
     assert said.per_source["c"] == 0, "what a and b taught misleads c, and c cannot teach itself"
 
 
@@ -164,7 +164,7 @@ def test_learned_votes_survive_the_file(tmp_path):
     est = EnergyAdapter(**{**QUICK, "aggregation": "learned", "max_iter": 5}).fit(X, Y, sample_domain=SOURCE)
     est.save(tmp_path / "est.safetensors")
     again = EnergyAdapter.load(tmp_path / "est.safetensors")
-    assert again.trust_ == est.trust_
+    assert again.source_weights_ == est.source_weights_
     assert np.array_equal(again.predict_proba(X), est.predict_proba(X))
 
 

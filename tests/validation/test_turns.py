@@ -85,7 +85,7 @@ def test_other_differences_are_no_turn():
 def test_a_fit_whose_sources_are_turned_asks_about_turns(tmp_path):
     data = hands((0, 30, 45, 60))
     model = fit(data, out=tmp_path / "run", target="60", settings=TINY | FINETUNE, **OPTIONS)
-    told = model.info["views_promise"]
+    told = model.info["tta_gain"]
     assert told["views"] == "turn"
     assert model.views == ("turn" if told["adapts"] else "")
     assert {"0 turned by 45", "0 turned by -45", "45 turned by -45"} < set(told["per_source"])

@@ -11,7 +11,7 @@ from sourceward.data.corrupting import corrupt_in_turn
 from sourceward.data.loading import Resident
 from sourceward.fitting import fit
 from sourceward.model.card import views_text
-from sourceward.nn.feature_statistics import own_moments
+from sourceward.nn.feature_statistics import feature_statistics
 from sourceward.validation.imagined import imagine
 from sourceward.validation.leave_one_domain_out import Trial
 from tests.tiny_runs import FINETUNE, TINY, tiny_features, tiny_images
@@ -50,14 +50,14 @@ def scripted(monkeypatch, gains):
 
 def test_moments_are_those_of_the_sources_training_images(tmp_path):
     model = fit_views(tmp_path / "run", "none")
-    assert set(model.network.moments.state_dict()) == {"network/5", "network/8"}
+    assert set(model.network.feature_statistics.state_dict()) == {"network/5", "network/8"}
     data = tiny_images().of_domains(["a", "b"])
     rows = data.train_val_indices(0.1)[0]
     for source, name in enumerate(model.sources):
         own = rows[data.domains[rows] == data.domain_names.index(name)]
         images = model.backbone.preprocessing.normalize(model._pixels(torch.from_numpy(data.items[own])))
-        expected = own_moments(nn.Sequential(*list(model.backbone.network)[:6])(images)).mean(0)
-        found = model.network.moments.state_dict()["network/5"][source]
+        expected = feature_statistics(nn.Sequential(*list(model.backbone.network)[:6])(images)).mean(0)
+        found = model.network.feature_statistics.state_dict()["network/5"][source]
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -67,16 +67,16 @@ def test_held_out_samples_may_speak_against_views(tmp_path, monkeypatch):
     asked = scripted(monkeypatch, mixed)
     model = fit_views(tmp_path / "on", "auto")
     assert [(name, voices) for name, voices, _ in asked] == [("a", [1, 1, 1, 2]), ("b", [1, 1, 1, 2])]
-    assert model.views == sw.load(tmp_path / "on", "cpu").views == "flip+zoom+moments"
-    assert model.info["views_promise"]["seen"]
-    assert "with the moments of every source" in (tmp_path / "on" / "README.md").read_text()
+    assert model.views == sw.load(tmp_path / "on", "cpu").views == "flip+zoom+feature_statistics"
+    assert model.info["tta_gain"]["seen"]
+    assert "with the feature_statistics of every source" in (tmp_path / "on" / "README.md").read_text()
     asked = scripted(monkeypatch, half + fine + bad + mixed + fine)
-    assert fit_views(tmp_path / "some", "auto").views == "flip+moments"
+    assert fit_views(tmp_path / "some", "auto").views == "flip+feature_statistics"
     assert [voices for _, voices, _ in asked[2::2]] == [[1, 1], [1, 1], [1, 2], [1, 1, 2]]  # each by itself
     scripted(monkeypatch, bad * 4)
     model = fit_views(tmp_path / "off", "auto")
     assert model.views == ""
-    assert model.info["views_promise"]["views"] == "flip+zoom+moments"
+    assert model.info["tta_gain"]["views"] == "flip+zoom+feature_statistics"
     assert "not worth it" in (tmp_path / "off" / "README.md").read_text()
     scripted(monkeypatch, bad + fine * 3)  # what is kept one by one was asked about at first
     assert fit_views(tmp_path / "together", "auto").views == ""
@@ -89,7 +89,7 @@ def test_imagined_domains_make_the_promise_and_may_speak_against_views(tmp_path,
     names = [name for name, _, _ in asked]
     assert names[:3] == ["a", "b", "a with speckle noise"]
     assert len(names) == 10
-    told, card = model.info["views_promise"], (tmp_path / "on" / "README.md").read_text()
+    told, card = model.info["tta_gain"], (tmp_path / "on" / "README.md").read_text()
     assert told["gain"] == pytest.approx(0.01)  # not capped
     assert set(told["per_source"]) == set(names[2:])
     assert told["home"] == pytest.approx({"a": -0.008, "b": 0.0})
@@ -109,9 +109,9 @@ def test_imagined_domains_make_the_promise_and_may_speak_against_views(tmp_path,
 def test_a_lone_source_that_practised_on_corruptions_imagines_none(tmp_path):
     data = tiny_images().of_domains(["a", "c"])
     model = fit_views(tmp_path / "run", "auto", data=data)
-    assert set(model.info["views_promise"]["per_source"]) == {"a"}
-    told = model.info["views_promise"] | {"adapts": True}
-    assert "points on what the backbone knows" in views_text(told), "no promise about unseen domains"
+    assert set(model.info["tta_gain"]["per_source"]) == {"a"}
+    told = model.info["tta_gain"] | {"adapts": True}
+    assert "points on what the backbone knows" in views_text(told), "no expected_gain about unseen domains"
 
 
 def test_corrupted_samples_are_the_same_whenever_they_are_shown():
@@ -145,15 +145,15 @@ def test_a_corruption_that_is_a_source_is_not_imagined():
 
 def test_what_training_did_not_do_is_not_asked_about(tmp_path):
     off = {"augmentation.flip": 0, "augmentation.scale": [1, 1]}
-    assert fit_views(tmp_path / "styles", "auto", **off).info["views_promise"]["views"] == "moments"
+    assert fit_views(tmp_path / "amplitudes", "auto", **off).info["tta_gain"]["views"] == "adain"
     model = fit_views(tmp_path / "shapes", "auto", **{"augmentation.fourier": 0})
     assert model.views == ""
-    assert "views_promise" not in model.info
+    assert "tta_gain" not in model.info
 
 
 def test_views_that_are_named_are_asked_about(tmp_path):
-    model = fit_views(tmp_path / "run", "gray+moments")
-    assert model.views == "gray+moments"
+    model = fit_views(tmp_path / "run", "gray+feature_statistics")
+    assert model.views == "gray+feature_statistics"
     images = torch.from_numpy(tiny_images().items[:5])
     alone = model.adapt(images, num_steps=0).probabilities
     assert np.abs(model.adapt(images).probabilities - alone).max() > 0
@@ -161,8 +161,8 @@ def test_views_that_are_named_are_asked_about(tmp_path):
     for source in range(2):
         with model.network.toward(source):
             moved.append(model._adapt_images(pixels, None, None).probabilities)
-    expected = (model.ask_views("").adapt(images).probabilities + np.mean(moved, axis=0)) / 2
-    np.testing.assert_allclose(model.ask_views("moments").adapt(images).probabilities, expected, atol=1e-6)
+    expected = (model.with_tta("").adapt(images).probabilities + np.mean(moved, axis=0)) / 2
+    np.testing.assert_allclose(model.with_tta("adain").adapt(images).probabilities, expected, atol=1e-6)
 
 
 def test_pretend_targets_decide_where_there_are_any(tmp_path, monkeypatch):
@@ -172,9 +172,9 @@ def test_pretend_targets_decide_where_there_are_any(tmp_path, monkeypatch):
     model = fit(four_domains(), out=tmp_path / "on", **options)
     assert [name for name, _, _ in asked] == ["a", "b", "c"]
     assert all(voices == [1, 1, 1, 2] for _, voices, _ in asked)  # of two sources each
-    assert model.views == "flip+zoom+moments"
-    assert model.info["views_promise"]["gain"] == pytest.approx(0.015)
-    assert not model.info["views_promise"]["seen"]
+    assert model.views == "flip+zoom+feature_statistics"
+    assert model.info["tta_gain"]["gain"] == pytest.approx(0.015)
+    assert not model.info["tta_gain"]["seen"]
     assert fit(four_domains(), out=tmp_path / "off", **options).views == ""
 
 
@@ -188,12 +188,12 @@ def test_a_pretend_target_has_no_style_of_its_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("data", "options", "word"),
     [
-        (tiny_images, {"freeze": True, "settings": {"views": "moments"}}, "two stages"),
-        (tiny_images, {"settings": {"views": "moments", "recipe": "joint"}}, "recipe 'joint'|two stages"),
+        (tiny_images, {"freeze": True, "settings": {"views": "adain"}}, "two stages"),
+        (tiny_images, {"settings": {"views": "adain", "recipe": "joint"}}, "recipe 'joint'|two stages"),
         (tiny_images, {"settings": {"views": "flop"}}, "flip"),
         (
             tiny_images,
-            {"backbone": "timm:vit_tiny_patch16_224", "settings": {"views": "moments"}},
+            {"backbone": "timm:vit_tiny_patch16_224", "settings": {"views": "adain"}},
             "no early maps",
         ),
         (tiny_features, {"backbone": None, "settings": {"views": "flip"}}, "looks at an image"),
@@ -210,10 +210,10 @@ def test_views_are_fitted_and_asked_about_on_cuda(tmp_path):
     settings = TINY | FINETUNE | STYLES | {"num_steps": 0}
     options = OPTIONS | {"device": "cuda", "settings": settings, "target": "c"}
     model = fit(tiny_images(), out=tmp_path / "run", **options)
-    assert model.info["views_promise"]["views"] == "flip+zoom+moments"
-    images, names = torch.from_numpy(tiny_images().items[:5]), "flip+zoom+style+moments"
-    there = model.ask_views(names).predict_proba(images)
-    here = sw.load(tmp_path / "run", "cpu").ask_views(names).predict_proba(images)
+    assert model.info["tta_gain"]["views"] == "flip+zoom+feature_statistics"
+    images, names = torch.from_numpy(tiny_images().items[:5]), "flip+zoom+style+feature_statistics"
+    there = model.with_tta(names).predict_proba(images)
+    here = sw.load(tmp_path / "run", "cpu").with_tta(names).predict_proba(images)
     np.testing.assert_allclose(there, here, atol=0.05)  # bfloat16
     alone = np.concatenate([model.predict_proba(image[None]) for image in images])
     np.testing.assert_allclose(there, alone, atol=0.02)

@@ -3,7 +3,7 @@
 from sourceward.adaptation.base import (
     ADAPTERS,
     STATUS_TEXT,
-    Adapted,
+    AdaptationResult,
     Adapter,
     Traits,
     Unsuitable,
@@ -31,7 +31,7 @@ __all__ = [
     "T3A",
     "TEA",
     "TSD",
-    "Adapted",
+    "AdaptationResult",
     "Adapter",
     "Cost",
     "EnergyAdaptation",

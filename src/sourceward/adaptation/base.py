@@ -16,21 +16,18 @@ from sourceward._util.errors import InputError, unknown_name
 from sourceward._util.registry import Registry
 from sourceward.nn import Network
 
-MOVED = "moved"
 ADAPTED = "adapted"
-KEPT_ENERGY_NOT_LOWER = "kept_energy_not_lower"
-KEPT_GATE = "kept_gate"
+NOT_ADAPTED = "not_adapted"
+ENERGY_NOT_LOWER = "energy_not_lower"
 NONFINITE = "nonfinite"
 
 STATUS_TEXT = {
-    MOVED: "At least one source moved the sample.",
-    ADAPTED: "A copy of the model was adapted, its classifier adjusted, or views of the sample were asked "
-    "about; the sample was not moved.",
-    KEPT_ENERGY_NOT_LOWER: "No source found a step of lower energy; the sample was not moved. "
+    ADAPTED: "The prediction uses adaptation.",
+    NOT_ADAPTED: "Adaptation is off: the prediction is the classifier's own.",
+    ENERGY_NOT_LOWER: "No step lowered the energy of any source: the sample was not changed. "
     "A smaller `step_size` may help.",
-    KEPT_GATE: "No step was asked for; the sample was not moved.",
-    NONFINITE: "The adaptation left the finite numbers; the answer is the unadapted one. "
-    "Use a smaller `step_size` or `rate`.",
+    NONFINITE: "Adaptation gave NaN or infinity: the prediction is the classifier's own. "
+    "Use a smaller `step_size` or learning rate.",
 }
 
 Inputs = Tensor | dict[str, Tensor]
@@ -45,7 +42,7 @@ class Unsuitable(InputError):
 
 
 @dataclass(frozen=True)
-class Adapted:
+class AdaptationResult:
     """The answer for n samples. The first axis is always the sample."""
 
     features: np.ndarray
@@ -69,7 +66,7 @@ class Adapted:
         return len(self.probabilities)
 
 
-def join(parts: Sequence[Adapted]) -> Adapted:
+def join(parts: Sequence[AdaptationResult]) -> AdaptationResult:
     """One answer of several, rows in order."""
     if len(parts) == 1:
         return parts[0]
@@ -78,10 +75,10 @@ def join(parts: Sequence[Adapted]) -> Adapted:
         values = [getattr(part, name) for part in parts]
         return None if values[0] is None else np.concatenate(values)
 
-    return Adapted(**{field.name: joined(field.name) for field in fields(Adapted)})
+    return AdaptationResult(**{field.name: joined(field.name) for field in fields(AdaptationResult)})
 
 
-def mean_answer(answers: Sequence[Adapted]) -> Adapted:
+def mean_answer(answers: Sequence[AdaptationResult]) -> AdaptationResult:
     """The mean of what the sources and their vote say; everything else is the first answer's."""
     if len(answers) == 1:
         return answers[0]
@@ -98,7 +95,7 @@ class Adapter(Protocol):
     needs_batch: ClassVar[bool]
     reads: ClassVar[str]
 
-    def __call__(self, network: Network, inputs: Any) -> Adapted: ...
+    def __call__(self, network: Network, inputs: Any) -> AdaptationResult: ...
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from torch.nn.functional import pad
 
 from sourceward._util.graphs import Graph, replay
 from sourceward.adaptation.base import (
+    ADAPTED,
     ADAPTERS,
-    KEPT_ENERGY_NOT_LOWER,
-    KEPT_GATE,
-    MOVED,
+    ENERGY_NOT_LOWER,
     NONFINITE,
-    Adapted,
+    NOT_ADAPTED,
+    AdaptationResult,
     join,
 )
 from sourceward.algorithm import Answer, adapt
@@ -58,10 +58,10 @@ class EnergyAdaptation:
     sources: tuple[int, ...] | None = None
     record: bool = False
 
-    def __call__(self, network: Network, feature: Tensor) -> Adapted:
+    def __call__(self, network: Network, feature: Tensor) -> AdaptationResult:
         return self.answer(network, feature)
 
-    def answer(self, network: Network, inputs: Tensor, encoder: Encoder | None = None) -> Adapted:
+    def answer(self, network: Network, inputs: Tensor, encoder: Encoder | None = None) -> AdaptationResult:
         """The answer for features, or for inputs of an encoder, which is then part of the same captured call.
 
         Args:
@@ -73,7 +73,7 @@ class EnergyAdaptation:
         starts = range(0, max(len(inputs), 1), size)
         return join([self._block(network, inputs[i : i + size], encoder) for i in starts])
 
-    def _block(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> Adapted:
+    def _block(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> AdaptationResult:
         padded = _more_rows(inputs, _rows(len(inputs), network, encoder is not None))
         table, trajectory = self._table(network, padded, encoder)
         adapted = self._unpacked(table[: len(inputs)].cpu().numpy(), network)
@@ -136,17 +136,17 @@ class EnergyAdaptation:
         )
         return torch.cat(parts, 1), trajectory
 
-    def _unpacked(self, table: np.ndarray, network: Network) -> Adapted:
+    def _unpacked(self, table: np.ndarray, network: Network) -> AdaptationResult:
         sources, classes = network.sources, network.classes
         widths = (sources * network.dim, classes, sources * classes, sources, sources, sources)
         ends = accumulate(widths, initial=0)  # faster than `np.split`, and one sample counts
         parts = (np.ascontiguousarray(table[:, a:b]) for a, b in pairwise(ends))
         feature, probability, per_source, before, after, steps = parts
         voters = steps if self.sources is None else steps[:, list(self.sources)]
-        status = np.where((voters > 0).any(1), MOVED, KEPT_ENERGY_NOT_LOWER)
+        status = np.where((voters > 0).any(1), ADAPTED, ENERGY_NOT_LOWER)
         if self.settings.num_steps == 0:
-            status[:] = KEPT_GATE
-        return Adapted(
+            status[:] = NOT_ADAPTED
+        return AdaptationResult(
             feature.reshape(-1, sources, network.dim),
             probability,
             per_source.reshape(-1, sources, classes),
@@ -169,7 +169,7 @@ class NoAdaptation:
 
     settings: AdaptSettings = field(default_factory=AdaptSettings)
 
-    def __call__(self, network: Network, feature: Tensor) -> Adapted:
+    def __call__(self, network: Network, feature: Tensor) -> AdaptationResult:
         return EnergyAdaptation(self.settings.off())(network, feature)
 
 
@@ -207,7 +207,7 @@ def _more_rows(inputs: Tensor, rows: int) -> Tensor:
     return pad(inputs, [0] * (2 * inputs.dim() - 1) + [missing]) if missing else inputs
 
 
-def _fall_back(adapted: Adapted, still: Adapted, finite: np.ndarray) -> Adapted:
+def _fall_back(adapted: AdaptationResult, still: AdaptationResult, finite: np.ndarray) -> AdaptationResult:
     """The unadapted answer, in every respect, where the adapted one is not finite."""
 
     def rows(name: str) -> Any:
@@ -217,4 +217,4 @@ def _fall_back(adapted: Adapted, still: Adapted, finite: np.ndarray) -> Adapted:
         keep = finite.reshape(-1, *[1] * (value.ndim - 1))
         return np.where(keep, value, NONFINITE if name == "status" else getattr(still, name))
 
-    return Adapted(**{name: rows(name) for name in Adapted.__dataclass_fields__})
+    return AdaptationResult(**{name: rows(name) for name in AdaptationResult.__dataclass_fields__})

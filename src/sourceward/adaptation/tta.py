@@ -11,7 +11,16 @@ from torch import Tensor
 from sourceward.adaptation.base import ADAPTERS, Unsuitable
 from sourceward.adaptation.baselines.memo import image_preprocessing
 from sourceward.adaptation.baselines.peer import Peer, Response, encoder, unadapted
-from sourceward.data.transforms import MOMENTS, STYLE, TURN, VIEWS, View, look_normalised, styled, view_names
+from sourceward.data.transforms import (
+    ADAIN,
+    STYLE,
+    TURN,
+    VIEWS,
+    View,
+    look_normalised,
+    styled,
+    transform_names,
+)
 from sourceward.nn import Network
 
 T = TypeVar("T")
@@ -37,12 +46,12 @@ class Views(Peer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        view_names(self.of)
+        transform_names(self.of)
 
     def check(self, network: Network) -> None:
         super().check(network)
         image_preprocessing(network)
-        check_views(self.of, network)
+        check_transforms(self.of, network)
 
     @torch.no_grad()
     def stream(self, network: Network, batches: Iterator[Any]) -> Iterator[Response]:
@@ -53,40 +62,40 @@ class Views(Peer):
             return unadapted(network, features(images))
 
         for batch in batches:
-            plain, voices = ask(batch), ask_views(self.of, network, ask, batch, seen)
+            plain, voices = ask(batch), with_tta(self.of, network, ask, batch, seen)
             yield _mean([plain, *map(_mean, voices)])._replace(feature=plain.feature)
 
 
-def check_views(names: str, network: Network) -> None:
+def check_transforms(names: str, network: Network) -> None:
     """Refuse views that a network cannot be asked about."""
-    known = {STYLE: network.styles, MOMENTS: network.moments}
-    for name in view_names(names):
+    known = {STYLE: network.amplitudes, ADAIN: network.feature_statistics}
+    for name in transform_names(names):
         if known.get(name, True) is None:
             why = {
                 STYLE: "This model knows no styles of its sources. Fit it again with this version.",
-                MOMENTS: "This model knows no moments of its sources: only a convolutional backbone that "
+                ADAIN: "This model knows no feature_statistics of its sources: only a convolutional backbone that "
                 "this version fine-tuned does. Ask about other views, or fit it again without --freeze.",
             }
             raise Unsuitable(why[name])
 
 
-def ask_views(
+def with_tta(
     names: str, network: Network, ask: Callable[[Tensor], T], images: Tensor, look: Look
 ) -> Iterator[list[T]]:
     """What is answered for every picture of each voice: a view is one, and each turn of the view `turn`.
 
     Args:
         names: of the views, joined by +.
-        network: knows styles and moments of its sources.
+        network: knows styles and feature_statistics of its sources.
         ask: answers for images.
         images: as they came.
         look: makes the pictures of a view.
     """
-    for name in view_names(names):
-        if name == MOMENTS:
+    for name in transform_names(names):
+        if name == ADAIN:
             yield [_toward(network, source, ask, images) for source in range(network.sources)]
         else:
-            view = VIEWS[name] if name != STYLE else styled(network.styles)  # type: ignore[arg-type]
+            view = VIEWS[name] if name != STYLE else styled(network.amplitudes)  # type: ignore[arg-type]
             answers = [ask(picture) for picture in look(images, view)]
             yield from [[answer] for answer in answers] if name == TURN else [answers]
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adaptation import ADAPTERS, Adapted, EnergyAdaptation, create_adapter
+from sourceward.adaptation import ADAPTERS, AdaptationResult, EnergyAdaptation, create_adapter
 from sourceward.adaptation.base import adapter_traits, mean_answer
 from sourceward.bench.controls import Answer, linear_control, single_sample_control
 from sourceward.bench.specs import AUTO, LINEAR, NONE, OURS, SINGLE, Spec
@@ -136,13 +136,13 @@ class Checkpoint:
         place[self.codes] = np.arange(len(self.codes))
         return place[label]
 
-    def answer(self, spec: Spec, part: Part) -> Adapted:
+    def answer(self, spec: Spec, part: Part) -> AdaptationResult:
         """What one adapter says of one part."""
         options = spec.own
         if spec.name == NONE:
-            return self.walk(part, num_steps=0)
+            return self.run_chain(part, num_steps=0)
         if spec.name == OURS:
-            return self.walk(part, **options)
+            return self.run_chain(part, **options)
         if "settings" in getattr(ADAPTERS[spec.name], "__dataclass_fields__", {}):
             options["settings"] = self.settings
         adapter = create_adapter(spec.name, **options)
@@ -169,7 +169,7 @@ class Checkpoint:
         self._prepared = part, samples
         return samples.batches(slice(0, len(dataset)))
 
-    def walk(self, part: Part, **options: Any) -> Adapted:
+    def run_chain(self, part: Part, **options: Any) -> AdaptationResult:
         """Our own adapter with some settings changed; as the model tuned itself where no number of steps is
         among them."""
         if self.estimator is not None:
@@ -201,7 +201,7 @@ class Checkpoint:
         return 1 + (sum(map(len, self.pictures(part))) if spec.tuned else 0)
 
 
-def in_order(adapted: Adapted, order: np.ndarray) -> Adapted:
+def in_order(adapted: AdaptationResult, order: np.ndarray) -> AdaptationResult:
     """Row `order[i]` of the result is row i of the stream."""
     place = np.argsort(order)
 
@@ -209,7 +209,7 @@ def in_order(adapted: Adapted, order: np.ndarray) -> Adapted:
         value = getattr(adapted, name)
         return value if value is None else value[place]
 
-    return Adapted(**{name: rows(name) for name in Adapted.__dataclass_fields__})
+    return AdaptationResult(**{name: rows(name) for name in AdaptationResult.__dataclass_fields__})
 
 
 @contextmanager

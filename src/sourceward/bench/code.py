@@ -23,8 +23,8 @@ ROOMS = (
     "nn/frozen.py",
     "nn/heads.py",
     "nn/latent.py",
-    "nn/leap.py",
-    "nn/moments.py",
+    "nn/distilled.py",
+    "nn/feature_statistics.py",
     "nn/network.py",
     "nn/projection.py",
     "nn/replay.py",
@@ -163,7 +163,7 @@ def needs(*start: Path) -> list[Path]:
 def imported(file: Path) -> frozenset[Path]:
     """The files of this package that one file imports, anywhere in it."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.run_chain(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):

@@ -17,7 +17,7 @@ import torch
 
 from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
-from sourceward.adaptation import Adapted
+from sourceward.adaptation import AdaptationResult
 from sourceward.bench.digits import (
     DigitNet,
     Digits,
@@ -95,14 +95,14 @@ class Target:
     """(n, 16, 16) uint8, as the network sees them."""
     label: np.ndarray
     feature: np.ndarray
-    before: Adapted
-    after: Adapted
+    before: AdaptationResult
+    after: AdaptationResult
     controls: dict[str, np.ndarray]
     """Predicted labels of each control, (n,)."""
     curve: dict[int, tuple[float, float]]
     """Steps to (accuracy, mean energy)."""
 
-    def right(self, adapted: Adapted) -> np.ndarray:
+    def right(self, adapted: AdaptationResult) -> np.ndarray:
         return adapted.probabilities.argmax(1) == self.label
 
 
@@ -165,7 +165,7 @@ def adapt(
     feature: np.ndarray,
     num_steps: int,
     aggregation: str = "mean",
-) -> Adapted:
+) -> AdaptationResult:
     """Adapt with other test-time settings than the estimator's own."""
     own = {"num_steps": estimator.num_steps, "aggregation": estimator.aggregation}
     try:

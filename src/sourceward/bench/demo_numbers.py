@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sourceward.adaptation import Adapted
+from sourceward.adaptation import AdaptationResult
 from sourceward.bench.demo import WHOLE, Demo, Target
 
 RESAMPLES = 2000
@@ -123,7 +123,7 @@ def _target(demo: Demo, target: Target) -> dict[str, Any]:
     }
 
 
-def _own_vote(target: Target, adapted: Adapted, number: int) -> float:
+def _own_vote(target: Target, adapted: AdaptationResult, number: int) -> float:
     return _percent(adapted.per_source[:, number].argmax(1) == target.label)
 
 

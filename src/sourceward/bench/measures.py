@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sourceward.adaptation import Adapted
+from sourceward.adaptation import AdaptationResult
 from sourceward.functional import expected_calibration_error, negative_log_likelihood
 
 COVERAGES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
@@ -47,8 +47,8 @@ def measure(
     }
 
 
-def measure_walk(adapted: Adapted, right: np.ndarray, sources: Sequence[Any]) -> dict[str, Any]:
-    """What only an `Adapted` knows: energies, status, each source's own part, and trust signals."""
+def measure_walk(adapted: AdaptationResult, right: np.ndarray, sources: Sequence[Any]) -> dict[str, Any]:
+    """What only an `AdaptationResult` knows: energies, status, each source's own part, and source_weights signals."""
     before, after = adapted.energy_before.mean(1), adapted.energy_after.mean(1)
     numbers: dict[str, Any] = {"status": dict(Counter(adapted.status.tolist()))}
     signals = {"confidence": adapted.probabilities.max(1)}
@@ -66,11 +66,11 @@ def measure_walk(adapted: Adapted, right: np.ndarray, sources: Sequence[Any]) ->
             },
         }
         signals |= {"energy before": -before, "energy after": -after}
-    numbers["trust"] = {name: trust(value, right) for name, value in signals.items()}
+    numbers["source_weights"] = {name: source_weights(value, right) for name, value in signals.items()}
     return numbers
 
 
-def trust(signal: np.ndarray, right: np.ndarray) -> dict[str, Any]:
+def source_weights(signal: np.ndarray, right: np.ndarray) -> dict[str, Any]:
     """How well a signal, high where the answer is to be trusted, tells right from wrong answers.
 
     Returns:

@@ -29,7 +29,7 @@ from sourceward.bench.speed_sections import chosen
 from sourceward.bench.speed_timing import growth, peak_memory, timed
 from sourceward.functional import keyed_normals, row_keys, row_multiple
 from sourceward.nn import Network, folded
-from sourceward.samplers import StepSettings, walk
+from sourceward.samplers import StepSettings, run_chain
 from sourceward.samplers.chain import keys_of
 from sourceward.settings import AdaptSettings
 from sourceward.training.configuration import FitSettings
@@ -252,7 +252,7 @@ def _chain_call(
         start = feature.expand(network.sources, -1, -1)
         z = None if fold.latent is None else fold.prior_mean(feature).expand_as(start)
         keys = keys_of(feature, 0)
-        return walk("langevin", start, fold.energy, fold.energy.bias(z), StepSettings(), steps, keys)
+        return run_chain("langevin", start, fold.energy, fold.energy.bias(z), StepSettings(), steps, keys)
 
     if feature.is_cuda:
         return lambda: replay(graphs, 0, chain, padded)

@@ -89,8 +89,8 @@ def _reference(network: Network, feature: Tensor, steps: int) -> Tensor:
         own, pooled = network.centers, network.centers.mean(0).expand_as(network.centers)
         latents = [network.latent(centers).mean for centers in (own, pooled)]
         votes = [network.head(ends, None, latent).softmax(-1) for latent in latents]
-        weight, bias = network.discriminant()
-        votes = votes * VOICES + [(ends @ weight.T + bias).softmax(-1)] * int(network.discriminant_voices)
+        weight, bias = network.lda()
+        votes = votes * VOICES + [(ends @ weight.T + bias).softmax(-1)] * int(network.lda_weight)
         return torch.stack(votes).mean((0, 1))
 
 

@@ -147,7 +147,7 @@ def _on_features(
         )
         info = {"rows": len(part), "fit_seconds": time.perf_counter() - start, "tuned": training.tune}
         info["fit_peak_memory_mb"] = meter.read()["peak_memory_mb"]
-        info["promise"] = plain(getattr(estimator, "promise_", None))
+        info["expected_gain"] = plain(getattr(estimator, "expected_gain_", None))
         folder.mkdir(parents=True, exist_ok=True)
         estimator.save(file)
         write_whole(notes, json.dumps(info))
@@ -193,7 +193,7 @@ def _on_inputs(
     info = {
         "rows": model.info["data"]["samples"],
         "fit_seconds": metrics["seconds"],
-        "promise": _promised(model.info),
+        "expected_gain": _promised(model.info),
         "validation": metrics,
         "validation_fraction": model.info["training"]["settings"]["validation_fraction"],
         "backbone": model.info["training"]["backbone"],
@@ -218,7 +218,7 @@ def _on_inputs(
 
 def _promised(info: dict[str, Any]) -> dict[str, Any] | None:
     """Of the walk, and of views where the model asks about them: each was tried alone, so the two add up."""
-    walk, views = plain(info.get("promise")), plain(info.get("views_promise"))
+    walk, views = plain(info.get("expected_gain")), plain(info.get("tta_gain"))
     if views is None or not views["adapts"]:
         return walk
     if walk is None:  # too few sources to play the target

@@ -106,7 +106,7 @@ def fit(
 
 
 def _summary(info: dict[str, Any], out: str, following: str, finished: bool) -> None:
-    from sourceward.estimator import Promise
+    from sourceward.estimator import ExpectedGain
     from sourceward.model.card import views_text
     from sourceward.validation.leave_one_domain_out import FEWEST_SOURCES
 
@@ -120,14 +120,14 @@ def _summary(info: dict[str, Any], out: str, following: str, finished: bool) -> 
         cells = (f"{100 * scores[key]:.1f}" for key in ("unadapted", "adapted"))
         table.add_row(escape(name), f"{scores['samples']:,}", *cells)
     console.print(table)
-    if info.get("promise"):
-        told = str(Promise(**info["promise"]))
+    if info.get("expected_gain"):
+        told = str(ExpectedGain(**info["expected_gain"]))
         console.print(f"Will adaptation help? {told[0].upper()}{told[1:]}.", highlight=False, markup=False)
     elif len(info["data"]["sources"]) < FEWEST_SOURCES:
         few = f"Will adaptation help? {FEWEST_SOURCES} sources or more could tell, and labelled samples:"
         console.print(f"{few} `evaluate`.", highlight=False)
-    if info.get("views_promise"):
-        console.print(f"Other pictures? {views_text(info['views_promise'])}", highlight=False, markup=False)
+    if info.get("tta_gain"):
+        console.print(f"Other pictures? {views_text(info['tta_gain'])}", highlight=False, markup=False)
     when = "it was there already" if finished else f"after {metrics['seconds']:.0f} s"
     console.print(f"Model in {escape(out)}, {when}. Next:", highlight=False)
     console.print(f"  {escape(following)}", highlight=False, soft_wrap=True)

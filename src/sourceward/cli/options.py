@@ -26,8 +26,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Views = Annotated[
     str | None,
     typer.Option(
-        help="Views to ask about beside each image, by comma: flip, zoom, turn, gray, pencil, style, "
-        "moments; or none."
+        help="Views to ask about beside each image, by comma: flip, zoom, turn, gray, sketch, style, "
+        "feature_statistics; or none."
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no summary.")]
@@ -96,9 +96,9 @@ def asked_model(run: str, device: str, num_steps: int | None, views: str | None)
 
     model = load(run, device)
     if views is not None:
-        model.ask_views("" if views == "none" else views.replace(",", "+"))
+        model.with_tta("" if views == "none" else views.replace(",", "+"))
     elif num_steps == 0:
-        model.ask_views("")
+        model.with_tta("")
     if num_steps is not None:
         model.settings = model.asked(num_steps)
     return model

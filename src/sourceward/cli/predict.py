@@ -47,8 +47,8 @@ def predict(
     The status of a row:
 
     moved: at least one source moved the sample.
-    kept_gate: no step was asked for, as on every row where adaptation is off.
-    kept_energy_not_lower: no source found a lower energy; not moved.
+    not_adapted: no step was asked for, as on every row where adaptation is off.
+    energy_not_lower: no source found a lower energy; not moved.
     nonfinite: the walk left the finite numbers; the unadapted answer.
     unreadable: no answer; `reason` says why.
     """

@@ -2,7 +2,7 @@
 
 Crop and flip are one bilinear read, a turn is another. Colour follows in a fixed order: brightness, contrast,
 saturation, hue, gray. (torchvision shuffles it; so ordered, the batch shares each operation.) Last, an image
-may be redrawn in pencil, and take over amplitudes from another one of the batch. The host never waits for the
+may be redrawn in sketch, and take over amplitudes from another one of the batch. The host never waits for the
 device.
 """
 
@@ -36,7 +36,7 @@ class Augmentation:
         brightness, contrast, saturation: each is multiplied by a factor from 1 - value to 1 + value.
         hue: turned by up to this share of the colour circle, at most 0.5.
         grayscale: chance of losing all colour.
-        pencil: chance of being redrawn as dark lines on white: the luma over the mean luma around it.
+        sketch: chance of being redrawn as dark lines on white: the luma over the mean luma around it.
         fourier: chance of mixing in the amplitude spectrum of another image of the batch; the phase, which
             carries the shapes, stays (Xu et al., CVPR 2021).
         fourier_strength: the mixed-in share is drawn from 0 to this.
@@ -51,7 +51,7 @@ class Augmentation:
     saturation: float = 0.4
     hue: float = 0.4
     grayscale: float = 0.1
-    pencil: float = 0.0
+    sketch: float = 0.0
     fourier: float = 0.0
     fourier_strength: float = 1.0
 
@@ -216,20 +216,20 @@ def recolour(images: Tensor, settings: Augmentation, generator: Generator) -> Te
 
 
 def redraw(images: Tensor, settings: Augmentation, generator: Generator) -> Tensor:
-    """In pencil, of any hardness, where the dice say so."""
-    if not settings.pencil:
+    """In sketch, of any hardness, where the dice say so."""
+    if not settings.sketch:
         return images
-    drawn = _chance(images, settings.pencil, generator)[:, None, None, None]
+    drawn = _chance(images, settings.sketch, generator)[:, None, None, None]
     hardness = _uniform(images, (len(images),), (1, 4), generator)
-    return torch.where(drawn, pencil(images, hardness), images)
+    return torch.where(drawn, sketch(images, hardness), images)
 
 
-def pencil(images: Tensor, hardness: Tensor) -> Tensor:
+def sketch(images: Tensor, hardness: Tensor) -> Tensor:
     """Lines where the luma falls below the mean around it, darker by the power `hardness` (batch,).
 
     >>> paper = torch.full((1, 3, 150, 150), 0.3)
     >>> paper[..., 75] = 0.0
-    >>> pencil(paper, torch.ones(1))[0, 0, 0, [10, 75]].round(decimals=1)
+    >>> sketch(paper, torch.ones(1))[0, 0, 0, [10, 75]].round(decimals=1)
     tensor([1.0000, 0.1000])
     """
     luma = gray(images) + 0.02  # of black, too, there is a ratio

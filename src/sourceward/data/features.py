@@ -76,7 +76,7 @@ class Styled(Changed):
     def kept(self, rows: slice) -> Iterator[Tensor]:
         first = rows.start
         for images in self.samples.kept(rows):
-            style = self.styles[self.toward[first : first + len(images)]]
+            style = self.amplitudes[self.toward[first : first + len(images)]]
             there = toward_amplitude(images.float() / 255, style, SHARE)
             yield as_bytes(there)
             first += len(images)
@@ -99,7 +99,7 @@ def extract_styled(
         with progress_bar(len(dataset), "features in other styles", show) as advance:
             return encode(backbone, copies, slice(0, len(dataset)), advance)
 
-    told = tensor_hash({"styles": styles, "toward": torch.from_numpy(toward)})
+    told = tensor_hash({"amplitudes": styles, "toward": torch.from_numpy(toward)})
     return _kept(f"{dataset.content_hash()}{_identity(backbone, device)}{told}", backbone, compute)
 
 

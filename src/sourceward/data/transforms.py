@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.data.augment import gray, normalise, pencil, toward_amplitude, turn
+from sourceward.data.augment import gray, normalise, sketch, toward_amplitude, turn
 from sourceward.data.augmix import pixels
 
 View = Callable[[Tensor], list[Tensor]]
@@ -49,23 +49,23 @@ VIEWS: dict[str, View] = {
     "zoom": lambda images: [zoom(images)],
     "gray": lambda images: [gray(images).expand_as(images)],
     TURN: turned,
-    "pencil": lambda images: [pencil(images, torch.full_like(images[:, 0, 0, 0], 2.0))],
+    "sketch": lambda images: [sketch(images, torch.full_like(images[:, 0, 0, 0], 2.0))],
 }
 
 STYLE = "style"
 SHARE = 0.5
 """Of the way to a source's amplitudes."""
 
-MOMENTS = "moments"
-"""The picture stays, and the backbone sees it otherwise: see `nn.moments`."""
+ADAIN = "adain"
+"""The picture stays, and the backbone sees it otherwise: see `nn.feature_statistics`."""
 
-NAMES = (*VIEWS, STYLE, MOMENTS)
+NAMES = (*VIEWS, STYLE, ADAIN)
 
 
-def view_names(names: str) -> list[str]:
+def transform_names(names: str) -> list[str]:
     """Names of views, joined by +; none of "".
 
-    >>> view_names("flip+style")
+    >>> transform_names("flip+style")
     ['flip', 'style']
     """
     found = names.split("+") if names else []

@@ -16,7 +16,7 @@ from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
 from sourceward._util.storage import load_tensors, save_tensors
-from sourceward.adaptation import Adapted, EnergyAdaptation
+from sourceward.adaptation import AdaptationResult, EnergyAdaptation
 from sourceward.estimator.file import describe, restore
 from sourceward.estimator.input import drawn_seed, shifted_part, validated
 from sourceward.estimator.sources import (
@@ -37,8 +37,8 @@ from sourceward.training.monitor import Log, Watch
 from sourceward.validation.leave_one_domain_out import (
     FEWEST_SOURCES,
     LENGTHS,
+    ExpectedGain,
     Part,
-    Promise,
     learn_votes,
     tune,
 )
@@ -56,11 +56,11 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     Args:
         num_steps: steps of the walk at test time; 0 predicts without adaptation. `auto` lets each source play
             the unseen domain during `fit`, takes the longest of 5, 2 and 0 steps that they gain by, or turns
-            adaptation off, and says in `promise_` what to expect. It needs three sources; with fewer it takes
+            adaptation off, and says in `expected_gain_` what to expect. It needs three sources; with fewer it takes
             5 steps and promises nothing.
         step_size: what multiplies the clipped gradient.
         noise_std: noise of each step.
-        sampler: `langevin`, `nesterov`, `textbook` or `leap`: to where `leap_steps` Langevin steps would end
+        sampler: `langevin`, `nesterov`, `textbook` or `distilled`: to where `distilled_steps` Langevin steps would end
             in one step, refined by the rest of `num_steps`. It is learned by `fit` when it is asked for.
         accept: `energy_not_higher`, `always` or `metropolis`.
         aggregation: how the sources vote: `energy`, `mean`, `closest`, `cosine`, `confident` or
@@ -70,12 +70,12 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         blend: weight of the unmoved sample's answer, from 0 to 1.
         top: only so many sources vote, those whose energy the sample surprises least.
         latent: a sample's z: `prior`, or the posterior of the `class` that the unmoved sample's vote names.
-        leap_steps: length of the chains that the leap is distilled from.
+        distilled_steps: length of the chains that the distilled is distilled from.
         head: `pooled`, `prototype` (the paper's), `concat` or `linear` (no latent: eq. 7).
         max_iter: training iterations.
         batch_size: samples of each source per iteration.
         learning_rate: of latent network and head.
-        energy_rate: of the energies.
+        energy_learning_rate: of the energies.
         weight_decay: of all weights.
         average: decay of the moving average of the weights.
         train_steps: length of the training chains.
@@ -121,12 +121,12 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         *,
         top: int | None = None,
         latent: str = "prior",
-        leap_steps: int = 50,
+        distilled_steps: int = 50,
         head: str = "pooled",
         max_iter: int = 300,
         batch_size: int = 128,
         learning_rate: float = 3e-3,
-        energy_rate: float = 1e-3,
+        energy_learning_rate: float = 1e-3,
         weight_decay: float = 5e-4,
         average: float = 0.98,
         train_steps: int = 20,
@@ -155,12 +155,12 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self.blend = blend
         self.top = top
         self.latent = latent
-        self.leap_steps = leap_steps
+        self.distilled_steps = distilled_steps
         self.head = head
         self.max_iter = max_iter
         self.batch_size = batch_size
         self.learning_rate = learning_rate
-        self.energy_rate = energy_rate
+        self.energy_learning_rate = energy_learning_rate
         self.weight_decay = weight_decay
         self.average = average
         self.train_steps = train_steps
@@ -198,7 +198,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
                 them a lone source practises on its own samples under noise.
             y_shifted: (m,) their labels.
         """
-        for name in ("network_", "trust_"):
+        for name in ("network_", "source_weights_"):
             self.__dict__.pop(name, None)  # a fit that fails leaves nothing half fitted
         X, y = validated(self, X, y, reset=True)
         self._check_settings()
@@ -212,7 +212,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self._seed = drawn_seed(self.random_state, self.checkpoint)
         self.network_ = self._fit_network(parts, shifted, self.checkpoint)
         self.n_iter_, self._head = self.max_iter, self.head
-        self.num_steps_, self.adapts_, self.trust_, self.promise_ = self._tune(parts, shifted)
+        self.num_steps_, self.adapts_, self.source_weights_, self.expected_gain_ = self._tune(parts, shifted)
         return self
 
     def predict_proba(self, X: Any, sample_domain: Any = None) -> np.ndarray:
@@ -225,7 +225,9 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         probabilities = self.predict_proba(X)
         return self.classes_[probabilities.argmax(1)]
 
-    def adapt(self, X: Any, *, sources: list[Any] | None = None, trajectory: bool = False) -> Adapted:
+    def adapt(
+        self, X: Any, *, sources: list[Any] | None = None, trajectory: bool = False
+    ) -> AdaptationResult:
         """Predict, and show how: features, votes, energies, steps and a status for each sample.
 
         Args:
@@ -279,20 +281,22 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         for source, (x, _) in enumerate(unseen):
             network.fit_calibration(source, network.features(x))
         rows, label = (torch.cat(values) for values in zip(*unseen))
-        network.fit_discriminant(network.features(rows), label)
+        network.fit_lda(network.features(rows), label)
         network.requires_grad_(False)
-        if self.sampler == "leap":
+        if self.sampler == "distilled":
             feature = network.features(torch.cat([x for x, _ in trained]))
-            network.leap = distil(network, feature, self._step(), self.leap_steps, self.max_iter, self._seed)
+            network.distilled = distil(
+                network, feature, self._step(), self.distilled_steps, self.max_iter, self._seed
+            )
         return network
 
     def _tune(
         self, parts: list[Part], shifted: Part | None
-    ) -> tuple[int, bool, tuple[float, ...] | None, Promise | None]:
-        """How many steps to take, whether to adapt at all, whom to trust, and what to expect of it."""
-        settings, promise = self.self_tune(parts, self.sources_, self.classes_, shifted)
-        adapts = self.num_steps != 0 if promise is None else promise.adapts
-        return settings.num_steps, adapts, settings.trust, promise
+    ) -> tuple[int, bool, tuple[float, ...] | None, ExpectedGain | None]:
+        """How many steps to take, whether to adapt at all, whom to source_weights, and what to expect of it."""
+        settings, expected_gain = self.self_tune(parts, self.sources_, self.classes_, shifted)
+        adapts = self.num_steps != 0 if expected_gain is None else expected_gain.adapts
+        return settings.num_steps, adapts, settings.source_weights, expected_gain
 
     def self_tune(
         self,
@@ -302,7 +306,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         shifted: Part | None = None,
         watch: Callable[[int, Network], None] | None = None,
         teaches: Callable[[int, int], Part] | None = None,
-    ) -> tuple[AdaptSettings, Promise | None]:
+    ) -> tuple[AdaptSettings, ExpectedGain | None]:
         """Settings of test time that pretend targets ask for, and what they gained; see `tuning`.
 
         Args:
@@ -315,7 +319,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         asked, learns = self.num_steps != "auto", self.aggregation == "learned"
         settings = self._test_time(int(self.num_steps) if asked else LENGTHS[0])
         if len(parts) < FEWEST_SOURCES:
-            return replace(settings, trust=BY_ENERGY if learns else None), None
+            return replace(settings, source_weights=BY_ENERGY if learns else None), None
         fit = partial(self.pretender(classes)._fit_network, shifted=shifted)
         if asked:
             return (learn_votes(parts, fit, settings) if learns and self.num_steps else settings), None
@@ -341,7 +345,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             self.max_iter,
             self.batch_size,
             self.learning_rate,
-            self.energy_rate,
+            self.energy_learning_rate,
             weight_decay=self.weight_decay,
             average=self.average,
         )
@@ -386,7 +390,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             self.blend,
             self.top,
             self.latent,
-            getattr(self, "trust_", None),
+            getattr(self, "source_weights_", None),
         )
         return settings if adapts else settings.off()
 
@@ -410,5 +414,5 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         """Refuse a wrong setting before an hour of training, not after it."""
         self._test_time(LENGTHS[0] if self.num_steps == "auto" else self.num_steps).check()
         self._train_settings()
-        if not isinstance(self.leap_steps, Integral) or self.leap_steps < 1:
-            raise InputError(f"Expected `leap_steps` to be 1 or more, but got {self.leap_steps!r}.")
+        if not isinstance(self.distilled_steps, Integral) or self.distilled_steps < 1:
+            raise InputError(f"Expected `distilled_steps` to be 1 or more, but got {self.distilled_steps!r}.")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from sourceward.validation.leave_one_domain_out import Promise
+from sourceward.validation.leave_one_domain_out import ExpectedGain
 
 if TYPE_CHECKING:
     from sourceward.estimator.estimator import EnergyAdapter
@@ -28,8 +28,8 @@ def describe(estimator: "EnergyAdapter") -> dict[str, Any]:
         "n_iter": estimator.n_iter_,
         "seed": estimator._seed,
         "num_steps": estimator.num_steps_,
-        "trust": estimator.trust_,
-        "promise": None if estimator.promise_ is None else estimator.promise_.to_dict(),
+        "source_weights": estimator.source_weights_,
+        "expected_gain": None if estimator.expected_gain_ is None else estimator.expected_gain_.to_dict(),
     }
 
 
@@ -41,11 +41,11 @@ def restore(estimator: "EnergyAdapter", tensors: dict[str, Tensor], meta: dict[s
     if meta["feature_names_in"] is not None:
         estimator.feature_names_in_ = np.array(meta["feature_names_in"], dtype=object)
     estimator.n_iter_, estimator._seed, estimator._head = meta["n_iter"], meta["seed"], estimator.head
-    told, trust = meta.get("promise"), meta.get("trust")
-    estimator.trust_ = None if trust is None else tuple(trust)
-    estimator.promise_ = None if told is None else Promise(**told)
+    told, source_weights = meta.get("expected_gain"), meta.get("source_weights")
+    estimator.source_weights_ = None if source_weights is None else tuple(source_weights)
+    estimator.expected_gain_ = None if told is None else ExpectedGain(**told)
     estimator.num_steps_ = meta.get("num_steps", estimator.num_steps)
-    adapts = estimator.num_steps_ > 0 if estimator.promise_ is None else estimator.promise_.adapts
+    adapts = estimator.num_steps_ > 0 if estimator.expected_gain_ is None else estimator.expected_gain_.adapts
     estimator.adapts_ = bool(adapts)
     estimator.network_ = estimator._network(len(estimator.sources_), estimator.n_features_in_)
     estimator.network_.load_state_dict(tensors)

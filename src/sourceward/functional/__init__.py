@@ -1,7 +1,7 @@
 """Pure maths on tensors. Nothing here holds a parameter or a state."""
 
 from sourceward.functional.aggregation import AGGREGATIONS, cosine_to_sources
-from sourceward.functional.calibration import LEVELS, mixing_share, own_quantiles, quantile, surprise
+from sourceward.functional.calibration import LEVELS, energy_zscore, mixing_share, own_quantiles, quantile
 from sourceward.functional.centers import class_centers
 from sourceward.functional.chain import ChainWeights
 from sourceward.functional.energy import (
@@ -43,6 +43,7 @@ __all__ = [
     "cosine_to_sources",
     "energy",
     "energy_and_grad",
+    "energy_zscore",
     "eq7",
     "eq10",
     "expected_calibration_error",
@@ -61,7 +62,6 @@ __all__ = [
     "row_keys",
     "row_multiple",
     "spread",
-    "surprise",
     "swish",
     "swish_grad",
     "whitening",

@@ -17,7 +17,7 @@ from sourceward._util.registry import Registry
 
 class Aggregation(Protocol):
     def __call__(
-        self, probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None
+        self, probability: Tensor, similarity: Tensor, zscore: Tensor, score: Tensor | None = None
     ) -> Tensor: ...
 
 
@@ -25,19 +25,19 @@ AGGREGATIONS: Registry[Aggregation] = Registry("aggregation")
 
 
 @AGGREGATIONS.register("mean")
-def mean(probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None) -> Tensor:
+def mean(probability: Tensor, similarity: Tensor, zscore: Tensor, score: Tensor | None = None) -> Tensor:
     """Every source votes with the same weight: the paper's ensemble."""
     return probability.mean(0)
 
 
 @AGGREGATIONS.register("closest")
-def closest(probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None) -> Tensor:
+def closest(probability: Tensor, similarity: Tensor, zscore: Tensor, score: Tensor | None = None) -> Tensor:
     """The source whose centre is nearest by cosine decides alone."""
     return _take(probability, similarity.argmax(0))
 
 
 @AGGREGATIONS.register("cosine")
-def cosine(probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None) -> Tensor:
+def cosine(probability: Tensor, similarity: Tensor, zscore: Tensor, score: Tensor | None = None) -> Tensor:
     """Sources vote with weights proportional to 1 + cosine, which is never negative."""
     weight = (1 + similarity).clamp_min(torch.finfo(similarity.dtype).eps)
     weight = weight / weight.sum(0, keepdim=True)
@@ -45,28 +45,26 @@ def cosine(probability: Tensor, similarity: Tensor, surprise: Tensor, score: Ten
 
 
 @AGGREGATIONS.register("confident")
-def confident(
-    probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None
-) -> Tensor:
+def confident(probability: Tensor, similarity: Tensor, zscore: Tensor, score: Tensor | None = None) -> Tensor:
     """The source with the largest top probability decides alone."""
     return _take(probability, probability.amax(-1).argmax(0))
 
 
 @AGGREGATIONS.register("energy")
-def energy(probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None) -> Tensor:
-    """The less a source's energy is surprised by the sample as it came, the more it counts: exp(-surprise).
+def energy(probability: Tensor, similarity: Tensor, zscore: Tensor, score: Tensor | None = None) -> Tensor:
+    """The less a source's energy is surprised by the sample as it came, the more it counts: exp(-zscore).
 
     Energies are on the scale of each source's own samples: see `functional.calibration`.
     """
-    return _weighted(probability, -surprise)
+    return _weighted(probability, -zscore)
 
 
 @AGGREGATIONS.register("learned")
-def learned(probability: Tensor, similarity: Tensor, surprise: Tensor, score: Tensor | None = None) -> Tensor:
-    """Sources vote with weights that pretend targets have taught, exp(score): see `functional.trust`."""
+def learned(probability: Tensor, similarity: Tensor, zscore: Tensor, score: Tensor | None = None) -> Tensor:
+    """Sources vote with weights that pretend targets have taught, exp(score): see `functional.source_weights`."""
     if score is None:
         raise InputError(
-            "This model has not learned which sources to trust. Fit it with aggregation='learned'."
+            "This model has not learned which sources to source_weights. Fit it with aggregation='learned'."
         )
     return _weighted(probability, score)
 
@@ -76,10 +74,10 @@ def only(sources: Sequence[int], *values: Tensor) -> list[Tensor]:
     return [torch.stack([value[source] for source in sources]) for value in values]
 
 
-def least_surprised(top: int, surprise: Tensor, *values: Tensor) -> list[Tensor]:
+def least_surprised(top: int, zscore: Tensor, *values: Tensor) -> list[Tensor]:
     """Of values (sources, batch, ...), those of the `top` sources that each sample surprises least."""
-    best = surprise.topk(min(top, len(surprise)), dim=0, largest=False).indices
-    rows = torch.arange(surprise.shape[1], device=surprise.device)
+    best = zscore.topk(min(top, len(zscore)), dim=0, largest=False).indices
+    rows = torch.arange(zscore.shape[1], device=zscore.device)
     return [value[best, rows] for value in values]
 
 

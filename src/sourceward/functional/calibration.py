@@ -15,7 +15,7 @@ def own_quantiles(energy: Tensor) -> Tensor:
     return torch.quantile(energy.float(), LEVELS.to(energy.device))
 
 
-def surprise(energy: Tensor, quantiles: Tensor) -> Tensor:
+def energy_zscore(energy: Tensor, quantiles: Tensor) -> Tensor:
     """How unlike a source's own samples these are, in robust standard deviations above its median.
 
     Args:
@@ -24,7 +24,7 @@ def surprise(energy: Tensor, quantiles: Tensor) -> Tensor:
 
     Example:
         >>> own = own_quantiles(torch.linspace(0, 1, 101)).unsqueeze(0)
-        >>> surprise(torch.tensor([[0.5, 0.85]]), own).round(decimals=3).tolist()
+        >>> energy_zscore(torch.tensor([[0.5, 0.85]]), own).round(decimals=3).tolist()
         [[0.0, 1.0]]
     """
     middle = quantiles[:, MIDDLE, None]

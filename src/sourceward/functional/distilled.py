@@ -1,4 +1,4 @@
-"""The leap: one map from a sample to about where its chain would end.
+"""The distilled: one map from a sample to about where its chain would end.
 
 A chain on a source's energy bends little, so the map is the first gradient at a length of the sample's own,
 plus what a small network makes of the energy's hidden layer::
@@ -18,8 +18,8 @@ from sourceward.functional.energy import swish
 from sourceward.functional.rows import matmul
 
 
-class LeapWeights(NamedTuple):
-    """Weights of the leaps of all sources."""
+class DistilledWeights(NamedTuple):
+    """Weights of the distilled steps of all sources."""
 
     inner: Tensor
     """V^T: (sources, hidden, width)."""
@@ -33,8 +33,8 @@ class LeapWeights(NamedTuple):
     """s: (sources, 1, 1)."""
 
 
-class Foothold(NamedTuple):
-    """What the energy knows of a sample before it leaps."""
+class StartPoint(NamedTuple):
+    """What the energy knows of a sample before it distilled steps."""
 
     feature: Tensor
     """(sources, batch, dim)."""
@@ -44,14 +44,14 @@ class Foothold(NamedTuple):
     """dE/dx: (sources, batch, dim)."""
 
     @classmethod
-    def of(cls, weights: ChainWeights, feature: Tensor, bias: Tensor) -> "Foothold":
+    def of(cls, weights: ChainWeights, feature: Tensor, bias: Tensor) -> "StartPoint":
         """At `feature`, (sources, batch, dim), with `bias` from `ChainWeights.bias`."""
         a0 = weights.first(feature, bias)
         return cls(feature, swish(a0), weights.energy_and_grad(a0)[1])
 
 
-def leap(weights: LeapWeights, at: Foothold) -> Tensor:
-    """Where the leap ends: (sources, batch, dim). Differentiable in the leap's weights."""
+def distilled(weights: DistilledWeights, at: StartPoint) -> Tensor:
+    """Where the distilled ends: (sources, batch, dim). Differentiable in the distilled's weights."""
     inside = swish(matmul(at.hidden, weights.inner, weights.bias))
     length = (weights.length + (inside * weights.scale).sum(-1, keepdim=True)).exp()
     return matmul(inside, weights.outer, at.feature - length * at.grad)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-EVIDENCE = ("surprise before", "surprise after", "entropy", "agreement", "similarity")
+EVIDENCE = ("zscore before", "zscore after", "entropy", "agreement", "similarity")
 
 BY_ENERGY = (-1.0, 0.0, 0.0, 0.0, 0.0)
 """Votes by energy, before anything is learned."""
@@ -49,19 +49,19 @@ def evidence(probability: Tensor, similarity: Tensor, before: Tensor, after: Ten
     return torch.stack([piece.double() for piece in pieces], -1)
 
 
-def score(seen: Tensor, trust: Sequence[float]) -> Tensor:
+def score(seen: Tensor, source_weights: Sequence[float]) -> Tensor:
     """(sources, batch, 5) -> (sources, batch)."""
-    return torch.stack([weight * piece for weight, piece in zip(trust, seen.unbind(-1))]).sum(0)
+    return torch.stack([weight * piece for weight, piece in zip(source_weights, seen.unbind(-1))]).sum(0)
 
 
-def learn_trust(trials: Sequence[Evidence]) -> tuple[float, ...]:
+def learn_source_weights(trials: Sequence[Evidence]) -> tuple[float, ...]:
     """The weights under which the votes give the true classes most, over pretend targets alike.
 
     Example:
         >>> right, wrong = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.1, 0.9]])
         >>> seen = torch.zeros(2, 1, 5); seen[1, 0, 2] = 1.0  # the second is less certain, and wrong
-        >>> trust = learn_trust([Evidence(seen, torch.stack([right, wrong]), torch.tensor([0]))])
-        >>> trust[0], trust[2] < -0.1
+        >>> source_weights = learn_source_weights([Evidence(seen, torch.stack([right, wrong]), torch.tensor([0]))])
+        >>> source_weights[0], source_weights[2] < -0.1
         (-1.0, True)
     """
     start = torch.tensor(BY_ENERGY, dtype=torch.float64)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sourceward.data.transforms import TURNS
-from sourceward.estimator import Promise
+from sourceward.estimator import ExpectedGain
 from sourceward.validation.leave_one_domain_out import FEWEST_SOURCES
 
 
@@ -27,8 +27,8 @@ def model_card(config: dict[str, Any]) -> str:
         f"- Source domains: {', '.join(sources)}",
         f"- Walk at test time: {_walk(adapt)}",
         *_scores(config.get("metrics") or {}),
-        f"- Will adaptation help on an unseen domain? {_promise(config.get('promise'))}",
-        *_views(config.get("views", ""), config.get("views_promise")),
+        f"- Will adaptation help on an unseen domain? {_promise(config.get('expected_gain'))}",
+        *_views(config.get("views", ""), config.get("tta_gain")),
         "",
         "```python",
         "import sourceward as sw",
@@ -53,7 +53,7 @@ def _promise(told: dict[str, Any] | None) -> str:
             f"Nobody asked: it takes `num_steps=auto` and {FEWEST_SOURCES} sources, each of which then plays "
             "the unseen one."
         )
-    return f"{Promise(**told)}."
+    return f"{ExpectedGain(**told)}."
 
 
 def _views(asked: str, told: dict[str, Any] | None) -> list[str]:
@@ -69,9 +69,9 @@ VIEW_TEXT = {
     "zoom": "from closer by",
     "turn": f"turned by {' and '.join(f'{angle:g}' for angle in TURNS if angle > 0)} degrees either way",
     "gray": "in gray",
-    "pencil": "redrawn in pencil",
+    "sketch": "redrawn in sketch",
     "style": "in the style of every source",
-    "moments": "with the moments of every source",
+    "adain": "with the feature_statistics of every source",
 }
 
 

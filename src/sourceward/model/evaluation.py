@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.adaptation import Adapted
+from sourceward.adaptation import AdaptationResult
 from sourceward.adaptation.base import mean_answer
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.features import extract_features, extract_styled
 from sourceward.data.loading import encode, prepare_samples
-from sourceward.data.transforms import STYLE, view_names
+from sourceward.data.transforms import STYLE, transform_names
 from sourceward.functional.bootstrap import interval, paired_draws
 from sourceward.model.model import PLURAL, Model
 from sourceward.model.views import view_features
@@ -32,7 +32,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Accuracy on each domain, for each source and for the vote, with a 95 % interval of the gain.
 
-    Views that the model asks about (`Model.ask_views`) belong to adaptation: without it there are none.
+    Views that the model asks about (`Model.with_tta`) belong to adaptation: without it there are none.
 
     Args:
         model: see `load`.
@@ -96,11 +96,11 @@ def asked_features(model: Model, dataset: DomainDataset, progress: bool | None =
     frozen = model.info.get("training", {}).get("freeze")
     samples = None
     found = []
-    for name in view_names(model.views):
+    for name in transform_names(model.views):
         assert backbone is not None
-        if name == STYLE and frozen and network.styles is not None:
+        if name == STYLE and frozen and network.amplitudes is not None:
             toward = [np.full(len(dataset), source) for source in range(len(model.sources))]
-            style = partial(extract_styled, dataset, backbone, network.styles)
+            style = partial(extract_styled, dataset, backbone, network.amplitudes)
             found.append([model.features(style(one, model.device, progress)) for one in toward])
             continue
         samples = samples or prepare_samples(dataset, backbone, model.device, show=progress)
@@ -109,7 +109,11 @@ def asked_features(model: Model, dataset: DomainDataset, progress: bool | None =
 
 
 def _scores(
-    model: Model, before: Adapted, after: Adapted, labels: np.ndarray, random: np.random.Generator
+    model: Model,
+    before: AdaptationResult,
+    after: AdaptationResult,
+    labels: np.ndarray,
+    random: np.random.Generator,
 ) -> tuple[dict[str, Any], np.ndarray]:
     right = [adapted.probabilities.argmax(1) == labels for adapted in (before, after)]
     change = right[1].astype(int) - right[0].astype(int)

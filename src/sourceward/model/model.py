@@ -21,9 +21,9 @@ from torch import Tensor
 from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
 from sourceward._util.storage import save_tensors, write_whole
-from sourceward.adaptation import Adapted, EnergyAdaptation
+from sourceward.adaptation import AdaptationResult, EnergyAdaptation
 from sourceward.adaptation.base import join, mean_answer
-from sourceward.adaptation.tta import ask_views, check_views
+from sourceward.adaptation.tta import check_transforms, with_tta
 from sourceward.data.loading import image_geometry, rows_per_pass
 from sourceward.data.transforms import look
 from sourceward.estimator.sources import source_numbers
@@ -74,7 +74,7 @@ class Model:
         sources: names of the source domains.
         settings: of test time.
         info: what else the folder tells: data, settings of the training, metrics, versions.
-        views: looks at an image to ask about beside it, see `ask_views`.
+        views: looks at an image to ask about beside it, see `with_tta`.
     """
 
     network: Network
@@ -111,10 +111,10 @@ class Model:
         forget(self.network)
         return self
 
-    def ask_views(self, names: str) -> "Model":
+    def with_tta(self, names: str) -> "Model":
         """From now on answer for an image with the mean over it and these views of it.
 
-        Costs a pass of the backbone for each, and for each source where `style` or `moments` are asked for;
+        Costs a pass of the backbone for each, and for each source where `style` or `feature_statistics` are asked for;
         does nothing to features.
 
         Args:
@@ -122,7 +122,7 @@ class Model:
         """
         if names and self.kind != "image":
             raise InputError(f"Views are looks at an image, but this model reads {PLURAL[self.kind]}.")
-        check_views(names, self.network)
+        check_transforms(names, self.network)
         self.views = names
         return self
 
@@ -146,7 +146,7 @@ class Model:
         num_steps: int | None = None,
         sources: Sequence[str] | None = None,
         trajectory: bool = False,
-    ) -> Adapted:
+    ) -> AdaptationResult:
         """Predict, and show how.
 
         Args:
@@ -157,7 +157,7 @@ class Model:
         """
         by_pixels = self.kind == "image" and not is_matrix(inputs)
         if by_pixels and self.views and trajectory:
-            raise InputError("A walk is of one image: ask_views('') before asking for its trajectory.")
+            raise InputError("A walk is of one image: with_tta('') before asking for its trajectory.")
         if by_pixels and (self.views or self.device.type == "cuda") and not trajectory:
             items = items_of(inputs)
             if len(items):
@@ -166,7 +166,7 @@ class Model:
 
     def adapt_images(
         self, images: Tensor, num_steps: int | None = None, sources: Sequence[str] | None = None
-    ) -> Adapted:
+    ) -> AdaptationResult:
         """`adapt` from uint8 images (n, 3, height, width) that have the model's own size already.
 
         On CUDA everything from pixels to votes is one captured call.
@@ -174,10 +174,12 @@ class Model:
         answer = partial(self._adapt_images, num_steps=num_steps, sources=sources)
         asked = self.views if num_steps != 0 else ""  # no adaptation at all, then
         images = images.to(self.device)  # where the styles are
-        voices = ask_views(asked, self.network, answer, images, look)
+        voices = with_tta(asked, self.network, answer, images, look)
         return mean_answer([answer(images), *map(mean_answer, voices)])
 
-    def _adapt_images(self, images: Tensor, num_steps: int | None, sources: Sequence[str] | None) -> Adapted:
+    def _adapt_images(
+        self, images: Tensor, num_steps: int | None, sources: Sequence[str] | None
+    ) -> AdaptationResult:
         if self.device.type != "cuda" or self.network.moved:
             step = rows_per_pass(self.device)
             feature = torch.cat([self.image_features(part) for part in images.split(step)])
@@ -188,7 +190,9 @@ class Model:
                 return adapter.answer(self.network, images, known)
         return adapter.answer(self.network, images, self._encoder())
 
-    def _adapt_ahead(self, items: Any, num_steps: int | None, sources: Sequence[str] | None) -> Adapted:
+    def _adapt_ahead(
+        self, items: Any, num_steps: int | None, sources: Sequence[str] | None
+    ) -> AdaptationResult:
         """`adapt` from images, a chunk at a time: the next is decoded while this one is computed."""
         step = rows_per_pass(self.device)
         chunks = (items[i : i + step] for i in range(0, len(items), step))
@@ -201,7 +205,7 @@ class Model:
         num_steps: int | None = None,
         sources: Sequence[str] | None = None,
         trajectory: bool = False,
-    ) -> Adapted:
+    ) -> AdaptationResult:
         """`adapt` from rescaled features (n, dim), as `features` returns them."""
         return self._adapter(num_steps, sources, trajectory)(self.network, feature)
 
@@ -215,7 +219,7 @@ class Model:
         }
         return replace(self.settings, num_steps=num_steps, **votes)
 
-    def explain(self, adapted: Adapted) -> list[Prediction]:
+    def explain(self, adapted: AdaptationResult) -> list[Prediction]:
         """One `Prediction` for each row."""
         best = adapted.probabilities.argmax(1)
         votes = adapted.per_source.argmax(2)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sourceward.adaptation.tta import ask_views
+from sourceward.adaptation.tta import with_tta
 from sourceward.data.loading import Shown, encode
 from sourceward.data.transforms import look
 from sourceward.nn import Network
@@ -33,7 +33,7 @@ def view_features(names: str, network: Network, samples: Shown, rows: slice) -> 
         return network.features(prepared)
 
     def pictures(images: Tensor) -> Tensor:
-        found = list(ask_views(names, network, features, images, look))
+        found = list(with_tta(names, network, features, images, look))
         sizes[:] = map(len, found)
         return torch.stack([feature for view in found for feature in view], 1)
 

@@ -1,6 +1,6 @@
 """Modules with parameters. Their maths lives in `functional`."""
 
-from sourceward.nn.distilled import StackedLeap
+from sourceward.nn.distilled import DistilledStep
 from sourceward.nn.energy import StackedEnergy
 from sourceward.nn.folded import Folded, folded
 from sourceward.nn.frozen import frozen_call
@@ -12,6 +12,7 @@ from sourceward.nn.replay import ReplayBuffer
 __all__ = [
     "HEADS",
     "ConcatHead",
+    "DistilledStep",
     "Folded",
     "Head",
     "LatentNet",
@@ -21,7 +22,6 @@ __all__ = [
     "PrototypeHead",
     "ReplayBuffer",
     "StackedEnergy",
-    "StackedLeap",
     "folded",
     "frozen_call",
 ]

@@ -1,18 +1,18 @@
-"""`StackedLeap`: one leap per source, all held in one set of batched weights."""
+"""`DistilledStep`: one distilled per source, all held in one set of batched weights."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from sourceward.functional.distilled import LeapWeights
+from sourceward.functional.distilled import DistilledWeights
 
 WIDTH = 128
 """Of the hidden layer: the chain hardly bends, and less would do."""
 
 
-class StackedLeap(nn.Module):
-    """The map of `functional.leap` for every source; it starts as a straight step down the gradient.
+class DistilledStep(nn.Module):
+    """The map of `functional.distilled` for every source; it starts as a straight step down the gradient.
 
     Args:
         sources, hidden, dim: sizes of the energy.
@@ -35,10 +35,10 @@ class StackedLeap(nn.Module):
         self.inner.copy_(normal / math.sqrt(self.inner.shape[1]))
 
     @classmethod
-    def like(cls, state: dict[str, Tensor], prefix: str) -> "StackedLeap":
+    def like(cls, state: dict[str, Tensor], prefix: str) -> "DistilledStep":
         """Of the sizes that a state dict tells."""
         sources, hidden, width = state[f"{prefix}inner"].shape
         return cls(sources, hidden, state[f"{prefix}outer"].shape[-1], width=width)
 
-    def weights(self) -> LeapWeights:
-        return LeapWeights(self.inner, self.bias, self.outer, self.scale, self.length)
+    def weights(self) -> DistilledWeights:
+        return DistilledWeights(self.inner, self.bias, self.outer, self.scale, self.length)

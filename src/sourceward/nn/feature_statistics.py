@@ -1,6 +1,6 @@
-"""`Moments`: mean and spread of every channel of a backbone's early maps, which tell an image's style.
+"""`FeatureStatistics`: mean and spread of every channel of a backbone's early maps, which tell an image's style.
 
-While the backbone looks at an image, its own moments give way to those of a source: adaptive instance
+While the backbone looks at an image, its own feature_statistics give way to those of a source: adaptive instance
 normalisation (Huang & Belongie, ICCV 2017) as a walk toward the sources (test-time style shifting, Park et
 al., ICML 2023). Each image is moved by itself.
 """
@@ -16,7 +16,7 @@ STRIDES = (4, 8)
 """Pixels of the image for one of an early map: textures and strokes, not yet objects."""
 
 
-class Moments(nn.Module):
+class FeatureStatistics(nn.Module):
     """What each source's early maps are like.
 
     Args:
@@ -25,29 +25,29 @@ class Moments(nn.Module):
 
     def __init__(self, of: Mapping[str, Tensor]) -> None:
         super().__init__()
-        for place, moments in of.items():
-            self.register_buffer(place.replace(".", "/"), moments)
+        for place, feature_statistics in of.items():
+            self.register_buffer(place.replace(".", "/"), feature_statistics)
 
     @classmethod
-    def like(cls, state: Mapping[str, Tensor], prefix: str) -> "Moments":
+    def like(cls, state: Mapping[str, Tensor], prefix: str) -> "FeatureStatistics":
         """As many and as large as those in a state dict."""
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         return cls({place: torch.zeros_like(value) for place, value in own.items()})
 
     @contextmanager
     def toward(self, network: nn.Module, source: int) -> Iterator[None]:
-        """While this lasts, `network` sees every image with the moments of a source."""
+        """While this lasts, `network` sees every image with the feature_statistics of a source."""
         with _hooked(
-            (network.get_submodule(place.replace("/", ".")), _taking_over(moments[source]))
-            for place, moments in self.named_buffers()
+            (network.get_submodule(place.replace("/", ".")), _taking_over(feature_statistics[source]))
+            for place, feature_statistics in self.named_buffers()
         ):
             yield
 
 
-def own_moments(maps: Tensor) -> Tensor:
+def feature_statistics(maps: Tensor) -> Tensor:
     """Mean and spread of each channel: (batch, channels, height, width) to (batch, 2, channels).
 
-    >>> own_moments(torch.tensor([[[[1.0, 3.0]]]]))
+    >>> feature_statistics(torch.tensor([[[[1.0, 3.0]]]]))
     tensor([[[2.],
              [1.]]])
     """
@@ -55,25 +55,25 @@ def own_moments(maps: Tensor) -> Tensor:
     return torch.stack([flat.mean(2), flat.std(2, correction=0)], 1)
 
 
-def replace_moments(maps: Tensor, moments: Tensor) -> Tensor:
-    """The maps with other moments (2, channels).
+def adain(maps: Tensor, feature_statistics: Tensor) -> Tensor:
+    """The maps with other feature_statistics (2, channels).
 
-    >>> replace_moments(torch.tensor([[[[1.0, 3.0]]]]), torch.tensor([[0.0], [5.0]]))
+    >>> adain(torch.tensor([[[[1.0, 3.0]]]]), torch.tensor([[0.0], [5.0]]))
     tensor([[[[-5.,  5.]]]])
     """
-    own = own_moments(maps)[..., None, None]
-    mean, spread = moments[..., None, None].to(own)
+    own = feature_statistics(maps)[..., None, None]
+    mean, spread = feature_statistics[..., None, None].to(own)
     tiny = torch.finfo(torch.float16).eps  # a flat map stays flat
     return (mean + (maps.float() - own[:, 0]) * (spread / own[:, 1].clamp_min(tiny))).to(maps.dtype)
 
 
 @torch.no_grad()
-def observe_moments(network: nn.Module, places: Sequence[str], batches: Iterable[Any]) -> dict[str, Tensor]:
-    """Mean moments (2, channels) at each place, over what the network is shown."""
+def mean_statistics(network: nn.Module, places: Sequence[str], batches: Iterable[Any]) -> dict[str, Tensor]:
+    """Mean feature_statistics (2, channels) at each place, over what the network is shown."""
     seen: dict[str, list[Tensor]] = {place: [] for place in places}
 
     def keep(place: str) -> Callable[..., None]:
-        return lambda _module, _inputs, maps: seen[place].append(own_moments(maps))
+        return lambda _module, _inputs, maps: seen[place].append(feature_statistics(maps))
 
     with _hooked((network.get_submodule(place), keep(place)) for place in places):
         for batch in batches:
@@ -117,8 +117,8 @@ def early_maps(network: nn.Module, size: tuple[int, int], channels: int = 3) -> 
     return tuple(ends[at] for at in STRIDES if at in ends)
 
 
-def _taking_over(moments: Tensor) -> Callable[..., Tensor]:
-    return lambda _module, _inputs, maps: replace_moments(maps, moments)
+def _taking_over(feature_statistics: Tensor) -> Callable[..., Tensor]:
+    return lambda _module, _inputs, maps: adain(maps, feature_statistics)
 
 
 @contextmanager

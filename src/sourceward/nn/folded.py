@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.functional import ChainWeights, swish
-from sourceward.functional.distilled import LeapWeights
+from sourceward.functional.distilled import DistilledWeights
 from sourceward.functional.rows import laid_out, matmul
 from sourceward.functional.voting import vote
 from sourceward.nn.heads import Head
@@ -44,13 +44,13 @@ class Folded:
         head: the classifier.
         class_latent: mean of q(z|d) of each source's class centres, (sources, classes, dim).
         pooled_latent: the same of the centres of all sources together, for a head that uses it.
-        voters: the two of them side by side, and the discriminant where it votes, (sources, voters x classes,
+        voters: the two of them side by side, and the lda where it votes, (sources, voters x classes,
             dim): one product serves all.
         voter_bias: (voters x classes,).
         voter_share: (voters, 1), how much each counts.
         source_center: mean class centre of each source, (sources, dim).
         own_energy: quantiles of each source's energy of its own samples, (sources, levels).
-        leap: one map per source to where its chain would end, where there is one.
+        distilled: one map per source to where its chain would end, where there is one.
         graphs: CUDA graphs that read these tensors: see `graphs.replay`.
     """
 
@@ -64,7 +64,7 @@ class Folded:
     voter_share: Tensor | None
     source_center: Tensor
     own_energy: Tensor
-    leap: LeapWeights | None = None
+    distilled: DistilledWeights | None = None
     graphs: dict[Hashable, Any] = field(default_factory=dict, compare=False)
 
     def classify(self, feature: Tensor, latent: Tensor | None) -> Tensor:
@@ -130,7 +130,7 @@ class _Kept:
 
 
 def _parts(network: Network) -> tuple[nn.Module | None, ...]:
-    return network.energy, network.latent, network.head, network.leap
+    return network.energy, network.latent, network.head, network.distilled
 
 
 def _fold(network: Network) -> Folded:
@@ -150,15 +150,17 @@ def _fold(network: Network) -> Folded:
         share,
         network.centers.mean(1),
         network.own_energy,
-        None if network.leap is None else LeapWeights(*(w.detach() for w in network.leap.weights())),
+        None
+        if network.distilled is None
+        else DistilledWeights(*(w.detach() for w in network.distilled.weights())),
     )
 
 
 def _voters(network: Network, latents: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights, biases and shares of a pooled head's classifiers, the discriminant among them."""
+    """Weights, biases and shares of a pooled head's classifiers, the lda among them."""
     bias, voices = network.centers.new_zeros(2 * network.classes), [VOICES, VOICES]
-    if count := int(network.discriminant_voices):
-        weight, own = network.discriminant()
+    if count := int(network.lda_weight):
+        weight, own = network.lda()
         weight = laid_out(weight * network.dim**0.5).expand_as(latents[0])  # the head divides by the root
         latents, bias, voices = [*latents, weight], torch.cat([bias, own]), [*voices, count]
     share = network.centers.new_tensor(voices).unsqueeze(-1) / sum(voices)

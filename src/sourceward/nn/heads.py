@@ -59,7 +59,7 @@ class PooledPrototypeHead(PrototypeHead):
     A source's own classifier never saw the other sources, so their samples are a real shift for its energy
     to practise on, but alone it is a weak classifier of a new domain. The pooled one makes up for that. Both
     are trained, both vote; the energies are guided by the source's own. Where features are whitened, the
-    class centres vote as well, as linear discriminant analysis: see `Network.discriminant`.
+    class centres vote as well, as linear lda analysis: see `Network.lda`.
     """
 
     pooled = True

@@ -20,9 +20,9 @@ from sourceward.functional import (
 )
 from sourceward.functional.rows import times
 from sourceward.functional.voting import log_vote
-from sourceward.nn.distilled import StackedLeap
+from sourceward.nn.distilled import DistilledStep
 from sourceward.nn.energy import StackedEnergy
-from sourceward.nn.feature_statistics import Moments
+from sourceward.nn.feature_statistics import FeatureStatistics
 from sourceward.nn.heads import HEADS, Head
 from sourceward.nn.latent import LatentNet
 from sourceward.nn.projection import Projected
@@ -50,14 +50,14 @@ class Network(nn.Module):
     centers: Tensor
     own_energy: Tensor
     sharpness: Tensor
-    discriminant_voices: Tensor
+    lda_weight: Tensor
     latent: LatentNet | None
-    leap: StackedLeap | None
+    distilled: DistilledStep | None
     white: Tensor | None
     unwhite: Tensor | None
     styles: Tensor | None
     """(sources, 3, height, width // 2 + 1): mean amplitude spectra of the sources' images."""
-    moments: Moments | None
+    feature_statistics: FeatureStatistics | None
     """Of the backbone's early maps of the sources' images."""
 
     def __init__(
@@ -76,17 +76,17 @@ class Network(nn.Module):
         self.head: Head = HEADS[head](dim, classes)
         self.latent = LatentNet(dim) if self.head.uses_latent else None
         self.energy = StackedEnergy(sources, dim, hidden, latent=self.head.uses_latent, dropout=dropout)
-        self.leap = None  # distilled from the trained energies, where it is asked for
-        self.moments, self.moved = None, False
+        self.distilled = None  # distilled from the trained energies, where it is asked for
+        self.feature_statistics, self.moved = None, False
         self.register_buffer("shift", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("white", None)
         self.register_buffer("unwhite", None)
-        self.register_buffer("styles", None)
+        self.register_buffer("amplitudes", None)
         self.register_buffer("centers", torch.zeros(sources, classes, dim))
         self.register_buffer("own_energy", LEVELS.repeat(sources, 1))
         self.register_buffer("sharpness", torch.zeros(()))
-        self.register_buffer("discriminant_voices", torch.zeros((), dtype=torch.long))
+        self.register_buffer("lda_weight", torch.zeros((), dtype=torch.long))
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise everything but the backbone: uniform in +-1/sqrt(inputs), as `nn.Linear`."""
@@ -105,11 +105,11 @@ class Network(nn.Module):
 
     @contextmanager
     def toward(self, source: int) -> Iterator[None]:
-        """While this lasts, the backbone sees images with the moments of a source."""
+        """While this lasts, the backbone sees images with the feature_statistics of a source."""
         inner = self.backbone.backbone if isinstance(self.backbone, Projected) else self.backbone
-        assert self.moments is not None
+        assert self.feature_statistics is not None
         assert inner is not None
-        with self.moments.toward(inner, source):
+        with self.feature_statistics.toward(inner, source):
             self.moved = True  # what was recorded of the backbone does not hold
             try:
                 yield
@@ -164,8 +164,8 @@ class Network(nn.Module):
         bias = latent_bias(weights, None if prior is None else prior.mean)
         self.own_energy[source] = own_quantiles(energy(weights, rows, bias)[source])
 
-    def discriminant(self) -> tuple[Tensor, Tensor]:
-        """Linear discriminant analysis in closed form: logits = x . weight_c + bias_c.
+    def lda(self) -> tuple[Tensor, Tensor]:
+        """Linear lda analysis in closed form: logits = x . weight_c + bias_c.
 
         In whitened features the nearest class centre of all sources together is its answer.
         """
@@ -173,8 +173,8 @@ class Network(nn.Module):
         return self.sharpness * center, -0.5 * self.sharpness * center.square().sum(-1)
 
     @torch.no_grad()
-    def fit_discriminant(self, feature: Tensor, label: Tensor) -> None:
-        """How sure the discriminant may be, and how much of the vote it has.
+    def fit_lda(self, feature: Tensor, label: Tensor) -> None:
+        """How sure the lda may be, and how much of the vote it has.
 
         As much as its share in the mixture with what is learned that explains unseen samples best is above
         one half: none where it explains them no better. Features of a backbone that was trained on the
@@ -184,11 +184,11 @@ class Network(nn.Module):
             feature: (batch, dim), samples of the sources that nothing was trained on.
             label: (batch,), their classes.
         """
-        self.discriminant_voices.zero_()
+        self.lda_weight.zero_()
         if not self.head.pooled or self.white is None:
             return
         self.sharpness.fill_(1.0)
-        weight, bias = self.discriminant()
+        weight, bias = self.lda()
         logits = feature @ weight.T + bias
         tried = torch.logspace(-3, 1, 41).to(logits) / self.scale.square()
         losses = [cross_entropy(logits * value, label) for value in tried]
@@ -196,7 +196,7 @@ class Network(nn.Module):
         learned, own = log_vote(self.voter_logits(feature)).exp(), (logits * self.sharpness).softmax(-1)
         share = mixing_share(learned, own, label)
         say = share - 0.5 if share > 0.5 else 0.0
-        self.discriminant_voices.fill_(round(2 * VOICES * say / (1 - say)))
+        self.lda_weight.fill_(round(2 * VOICES * say / (1 - say)))
 
     def voter_logits(self, feature: Tensor) -> Tensor:
         """What the head's classifiers say at the means of the latents, one or, pooled, two of each source:
@@ -223,17 +223,21 @@ class Network(nn.Module):
         state.setdefault(f"{prefix}own_energy", self.own_energy)  # version 0.1 had no calibration
         state.setdefault(f"{prefix}sharpness", self.sharpness)
         earlier = state.pop(f"{prefix}voices", None)  # beside one voice of each learned classifier
-        voices = self.discriminant_voices if earlier is None else VOICES * earlier
-        state.setdefault(f"{prefix}discriminant_voices", voices)
+        voices = self.lda_weight if earlier is None else VOICES * earlier
+        state.setdefault(f"{prefix}lda_weight", voices)
         for name in ("white", "unwhite"):
             if prefix + name in state and getattr(self, name) is None:
                 setattr(self, name, torch.zeros(self.dim, self.dim).to(self.scale))
-        if self.styles is None and f"{prefix}styles" in state:
-            self.styles = torch.zeros_like(state[f"{prefix}styles"], device=self.scale.device)
-        if self.moments is None and any(name.startswith(f"{prefix}moments.") for name in state):
-            self.moments = Moments.like(state, f"{prefix}moments.").to(self.scale.device)
-        if self.leap is None and f"{prefix}leap.inner" in state:
-            self.leap = StackedLeap.like(state, f"{prefix}leap.").to(self.scale.device)
+        if self.amplitudes is None and f"{prefix}styles" in state:
+            self.amplitudes = torch.zeros_like(state[f"{prefix}styles"], device=self.scale.device)
+        if self.feature_statistics is None and any(
+            name.startswith(f"{prefix}feature_statistics.") for name in state
+        ):
+            self.feature_statistics = FeatureStatistics.like(state, f"{prefix}feature_statistics.").to(
+                self.scale.device
+            )
+        if self.distilled is None and f"{prefix}distilled.inner" in state:
+            self.distilled = DistilledStep.like(state, f"{prefix}distilled.").to(self.scale.device)
         super()._load_from_state_dict(state, prefix, *rest)
 
     def prior(self, feature: Tensor) -> Gaussian | None:

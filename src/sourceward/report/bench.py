@@ -39,7 +39,7 @@ def bench_page(results: dict[str, Any], folder: Path, adapter: str | None = None
         parts.classes(subject),
         parts.confusion(subject),
         *parts.samples(subject, folder),
-        parts.trust(subject),
+        parts.source_weights(subject),
         _cost(results),
         _settings(results),
     ]
@@ -129,9 +129,9 @@ def _peers(rows: dict[str, Any], subject: Subject) -> list[str]:
 def _promise(subject: Subject) -> list[str]:
     """What was expected before the target was seen, beside what came."""
     pairs = [
-        (promise, subject.numbers(cell)["gain"])
+        (expected_gain, subject.numbers(cell)["gain"])
         for cell in subject.cells
-        if (promise := subject.promised(cell)) is not None
+        if (expected_gain := subject.promised(cell)) is not None
     ]
     if not pairs:
         return []

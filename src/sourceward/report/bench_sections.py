@@ -246,17 +246,19 @@ def _samples(folder: Path, key: str) -> list[dict[str, Any]]:
         return []
 
 
-def trust(subject: Subject) -> Section | None:
+def source_weights(subject: Subject) -> Section | None:
     """Do confidence and energy tell right answers from wrong ones?"""
     if subject.partial:
         return None
     rows, curves = [], {}
     for label, source in (("without", subject.before), ("with", subject.numbers)):
-        found = [source(cell) for cell in subject.cells if "trust" in source(cell)]
-        for signal in dict.fromkeys(name for numbers in found for name in numbers["trust"]):
+        found = [source(cell) for cell in subject.cells if "source_weights" in source(cell)]
+        for signal in dict.fromkeys(name for numbers in found for name in numbers["source_weights"]):
             if signal == ("energy after" if label == "without" else "energy before"):
                 continue  # the energy that belongs to this answer is the other one
-            own = [numbers["trust"][signal] for numbers in found if signal in numbers["trust"]]
+            own = [
+                numbers["source_weights"][signal] for numbers in found if signal in numbers["source_weights"]
+            ]
             scores = [t["auroc"] for t in own if t["auroc"] is not None]
             curve = {s: float(np.mean([t["selective"][s] for t in own])) for s in own[0]["selective"]}
             rows.append(

@@ -53,7 +53,7 @@ def shortfalls(results: dict[str, Any]) -> Iterator[str]:
         yield f"{ours['label']}: {abs(away):.1f} points {says} {row.method}{where} ({theirs:.2f}{over})."
 
 
-def trust(results: dict[str, Any]) -> str:
+def source_weights(results: dict[str, Any]) -> str:
     """Whether confidence and energy tell right answers from wrong ones; the mean over models."""
     said = []
     for how, key, energy in (
@@ -62,7 +62,10 @@ def trust(results: dict[str, Any]) -> str:
     ):
         found = [cell["adapters"][key] for cell in results["cells"] if key in cell.get("adapters", {})]
         signals = [
-            (name.split()[0], [n["trust"][name]["auroc"] for n in found if name in n.get("trust", {})])
+            (
+                name.split()[0],
+                [n["source_weights"][name]["auroc"] for n in found if name in n.get("source_weights", {})],
+            )
             for name in ("confidence", energy)
         ]
         told = [f"{name} {mean(scores):.2f}" for name, scores in signals if scores and None not in scores]

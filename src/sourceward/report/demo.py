@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sourceward._util.storage import write_whole
-from sourceward.adaptation import Adapted
+from sourceward.adaptation import AdaptationResult
 from sourceward.bench.demo import Demo, Target, adapt
 from sourceward.bench.demo_numbers import accuracy_rows
 from sourceward.report import figures
@@ -158,7 +158,7 @@ def _cards(demo: Demo, target: Target, broken: bool, count: int) -> list[Card]:
     return [_card(target, row, walk, i, good=not broken) for i, row in enumerate(picked.tolist())]
 
 
-def _card(target: Target, row: int, walk: list[Adapted], i: int, good: bool) -> Card:
+def _card(target: Target, row: int, walk: list[AdaptationResult], i: int, good: bool) -> Card:
     """Sample `row` of the target, which is number `i` of the walk."""
     true, angle = target.label[row], target.angle
     probability = np.array([step.probabilities[i, true] for step in walk])

@@ -6,7 +6,7 @@ from typing import Any
 
 from sourceward._util.errors import InputError
 from sourceward.bench.quoted import Quoted, quoted
-from sourceward.report.beside import absent, cost, published, shortfalls, trust
+from sourceward.report.beside import absent, cost, published, shortfalls, source_weights
 from sourceward.report.finding import finding
 from sourceward.report.results import read_results
 from sourceward.report.subject import NONE, TUNED
@@ -58,7 +58,7 @@ def _bench(results: dict[str, Any]) -> Iterator[str]:
     header = ["accuracy, %", *names, "mean", "against no adaptation", "worst target"]
     yield _table(header, [*ours, *theirs])
     yield results["plus_minus"]
-    said = (" ".join(shortfalls(results)), trust(results), cost(results), " ".join(absent(results)))
+    said = (" ".join(shortfalls(results)), source_weights(results), cost(results), " ".join(absent(results)))
     yield from filter(None, said)
     promised = list(_promises(results))
     if promised:
@@ -86,7 +86,7 @@ def _theirs(row: Quoted, places: Sequence[str]) -> list[str]:
 def _promises(results: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
     """Target, promised gain and measured gain of every self-tuned model."""
     for cell in results["cells"]:
-        told = cell.get("promise")
+        told = cell.get("expected_gain")
         answers = cell.get("adapters", {})
         if told and TUNED in answers and NONE in answers:
             yield cell["target"], told["gain"], answers[TUNED]["accuracy"] - answers[NONE]["accuracy"]

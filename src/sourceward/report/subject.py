@@ -37,8 +37,8 @@ class Subject:
     def promised(self, cell: dict[str, Any]) -> float | None:
         """The gain that the model promised on unseen domains, as a share of 1; it is that of the walk which
         the model chose itself."""
-        promise = cell.get("promise") if self.row["adapter"] == TUNED else None
-        return float(promise["gain"]) if promise else None
+        expected_gain = cell.get("expected_gain") if self.row["adapter"] == TUNED else None
+        return float(expected_gain["gain"]) if expected_gain else None
 
     def key(self, cell: dict[str, Any]) -> str:
         """Which contestant the subject is in this cell: a selected one may differ from cell to cell."""

@@ -2,8 +2,8 @@
 
 from sourceward.samplers.accept import ACCEPT_RULES
 from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target
-from sourceward.samplers.chain import walk
-from sourceward.samplers.distilled import leap
+from sourceward.samplers.chain import run_chain
+from sourceward.samplers.distilled import distilled
 from sourceward.samplers.fused import fused_langevin
 from sourceward.samplers.langevin import langevin, textbook
 from sourceward.samplers.nesterov import nesterov
@@ -18,13 +18,13 @@ __all__ = [
     "State",
     "StepSettings",
     "Target",
+    "distilled",
     "fused_langevin",
     "generator_noise",
     "keyed_noise",
     "langevin",
-    "leap",
     "nesterov",
     "run",
+    "run_chain",
     "textbook",
-    "walk",
 ]

@@ -20,7 +20,7 @@ class Target(NamedTuple):
 
     energy: Callable[[Tensor], Tensor]
     energy_and_grad: Callable[[Tensor], tuple[Tensor, Tensor]]
-    leap: Callable[[Tensor], Tensor] | None = None
+    distilled: Callable[[Tensor], Tensor] | None = None
     """To about where a chain would end, where that was learned."""
 
 

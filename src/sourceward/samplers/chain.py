@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sourceward.functional import ChainWeights, EnergyWeights, row_keys
-from sourceward.functional.distilled import Foothold, LeapWeights
-from sourceward.functional.distilled import leap as leap_to
+from sourceward.functional.distilled import DistilledWeights, StartPoint
+from sourceward.functional.distilled import distilled as distilled_step
 from sourceward.samplers.base import StepSettings, Target
 from sourceward.samplers.distilled import joined
 from sourceward.samplers.fused import RULES, fused_langevin, generator_normals, keyed_normals
@@ -17,7 +17,7 @@ from sourceward.samplers.run import Chain, Record, generator_noise, keyed_noise,
 
 
 @torch.no_grad()
-def walk(
+def run_chain(
     sampler: str,
     feature: Tensor,
     weights: ChainWeights,
@@ -28,12 +28,12 @@ def walk(
     *,
     record: Record = False,
     stop_below: Tensor | None = None,
-    leap: LeapWeights | None = None,
+    distilled: DistilledWeights | None = None,
 ) -> Chain:
     """Take `num_steps` steps from `feature` (sources, batch, dim) on the energies of all sources.
 
     Args:
-        sampler: a name in `SAMPLERS`; `leap` is one leap, refined by Langevin steps.
+        sampler: a name in `SAMPLERS`; `distilled` is one distilled, refined by Langevin steps.
         feature: the starts.
         weights: of all sources.
         bias: from `ChainWeights.bias`.
@@ -42,7 +42,7 @@ def walk(
         noise: (batch,) keys of the samples, or a generator (training).
         record: keep trajectory, energies and origins, or the "origins" alone.
         stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
-        leap: of all sources, for the sampler of that name.
+        distilled: of all sources, for the sampler of that name.
     """
     if sampler == "langevin" and settings.accept in RULES:
         kernels = _kernels() if feature.is_cuda else None
@@ -59,14 +59,14 @@ def walk(
     target = Target(
         lambda x: weights.energy(weights.first(x, bias)),
         lambda x: weights.energy_and_grad(weights.first(x, bias)),
-        None if leap is None else lambda x: leap_to(leap, Foothold.of(weights, x, bias)),
+        None if distilled is None else lambda x: distilled_step(distilled, StartPoint.of(weights, x, bias)),
     )
     source = keyed_noise(noise, feature) if isinstance(noise, Tensor) else generator_noise(noise, feature)
     asked: dict[str, Any] = {"record": record, "stop_below": stop_below}
-    if sampler != "leap" or num_steps < 2:
+    if sampler != "distilled" or num_steps < 2:
         return run(sampler, feature, target, settings, num_steps, source, **asked)
     first = run(sampler, feature, target, settings, 1, source, **asked)
-    refined = walk("langevin", first.feature, weights, bias, settings, num_steps - 1, noise, **asked)
+    refined = run_chain("langevin", first.feature, weights, bias, settings, num_steps - 1, noise, **asked)
     return joined(first, refined)
 
 

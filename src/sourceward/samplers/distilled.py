@@ -1,4 +1,4 @@
-"""The leap: a chain's end in one go, by a map distilled from such chains (`distil`)."""
+"""The distilled: a chain's end in one go, by a map distilled from such chains (`distil`)."""
 
 import torch
 from torch import Tensor
@@ -9,16 +9,16 @@ from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings,
 from sourceward.samplers.run import Chain
 
 
-@SAMPLERS.register("leap")
-def leap(state: State, target: Target, noise: Noise, settings: StepSettings) -> tuple[State, Info]:
-    """Jitter, then leap to about where a long chain would end; the accept rule has the last word.
+@SAMPLERS.register("distilled")
+def distilled(state: State, target: Target, noise: Noise, settings: StepSettings) -> tuple[State, Info]:
+    """Jitter, then distilled to about where a long chain would end; the accept rule has the last word.
 
-    `walk` leaps once and refines by Langevin steps.
+    `walk` distilled steps once and refines by Langevin steps.
     """
-    if target.leap is None:
-        raise InputError("This model has no leap to take. Fit it with sampler='leap'.")
+    if target.distilled is None:
+        raise InputError("This model has no distilled to take. Fit it with sampler='distilled'.")
     origin = state.feature + settings.noise_std * noise.normal
-    feature = target.leap(origin)
+    feature = target.distilled(origin)
     energy = target.energy(feature)
     accepted = ACCEPT_RULES[settings.accept](state.energy, energy, None, noise.uniform)
     new = state._replace(

@@ -11,7 +11,7 @@ from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
 from sourceward._util.values import differing, parse_assignments, read_config, typed
 from sourceward.data.augment import Augmentation
-from sourceward.data.transforms import view_names
+from sourceward.data.transforms import transform_names
 from sourceward.estimator import EnergyAdapter
 from sourceward.functional import Coefficients
 from sourceward.nn.heads import HEADS
@@ -51,11 +51,11 @@ PRETRAINED: dict[str, Any] = {
     "finetune.select": "late",
     "augmentation.fourier": 0.5,
     "augmentation.grayscale": 0.3,
-    "augmentation.pencil": 0.3,
+    "augmentation.sketch": 0.3,
 }
 """Where `two-stage` differs for an image backbone that has learned before. Its weights never go far, so that
 the mean of all iterates is a better network than any of them; styles are mixed and images redrawn, so that
-shapes must do. Pretend targets of PACS say so (results/pacs/recipes.json, recipes-pencil.json); the number of
+shapes must do. Pretend targets of PACS say so (results/pacs/recipes.json, recipes-sketch.json); the number of
 iterations is a matter of patience: the more, the better."""
 BY_RECIPE: Any = None
 """A default that is one of `TWO_STAGE` or of `JOINT`."""
@@ -77,7 +77,7 @@ _USED = (
 )
 """Settings beside those of the estimator that a two-stage fit looks at."""
 
-_COUNTS = ("evaluate_every", "checkpoint_every", "components", "leap_steps", "image_size", "max_length")
+_COUNTS = ("evaluate_every", "checkpoint_every", "components", "distilled_steps", "image_size", "max_length")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class FitSettings:
         views: looks at an image to ask about at test time beside it, joined by + (see `data.views`); `none`;
             `auto`: `style` where the backbone is not trained and pretend targets gain by it; where it is
             trained in two stages, `turn` where the sources differ by a turn, else, where training mixes
-            styles, `moments`, and `flip` and `zoom` where it flips and crops; without those by which the
+            styles, `feature_statistics`, and `flip` and `zoom` where it flips and crops; without those by which the
             sources' held-out samples lose, as they are and as imagined domains, half each; with `crossfit`,
             none where pretend targets gain too little.
         crossfit: fine-tune the backbone once more without each source, so that what is promised of adaptation
@@ -133,12 +133,12 @@ class FitSettings:
     blend: float = _ESTIMATOR["blend"]
     top: int | None = _ESTIMATOR["top"]
     latent: str = _ESTIMATOR["latent"]
-    leap_steps: int = _ESTIMATOR["leap_steps"]
+    distilled_steps: int = _ESTIMATOR["distilled_steps"]
     head: str = _ESTIMATOR["head"]
     max_iter: int = BY_RECIPE
     batch_size: int = BY_RECIPE
     learning_rate: float = BY_RECIPE
-    energy_rate: float = _ESTIMATOR["energy_rate"]
+    energy_learning_rate: float = _ESTIMATOR["energy_learning_rate"]
     backbone_rate: float = BY_RECIPE
     weight_decay: float = _ESTIMATOR["weight_decay"]
     schedule: str = LoopSettings.schedule
@@ -188,7 +188,7 @@ class FitSettings:
                 "leave `recipe=two-stage`, or choose another aggregation."
             )
         if self.views not in (AUTO, NONE):
-            view_names(self.views)
+            transform_names(self.views)
         if not 0 < self.validation_fraction < 1:
             raise InputError(
                 f"Expected `validation_fraction` to be between 0 and 1, but got {self.validation_fraction}."
@@ -240,7 +240,7 @@ class FitSettings:
             self.max_iter,
             self.batch_size,
             self.learning_rate,
-            self.energy_rate,
+            self.energy_learning_rate,
             self.backbone_rate,
             self.weight_decay,
             self.schedule,
@@ -259,7 +259,7 @@ class FitSettings:
                 raise InputError(
                     f"`{name}` has a part where a backbone is trained, and here none is: leave it out."
                 )
-            if trains_backbone and key == "styles":
+            if trains_backbone and key == "amplitudes":
                 raise InputError("`styles` has a part where a backbone is not trained: pass --freeze.")
             if joint and key == "finetune":
                 own = name.partition(".")[2]

@@ -1,4 +1,4 @@
-"""Distil a source's chain into one leap.
+"""Distil a source's chain into one distilled.
 
 Chains run from source features, each source's energy practising on all the others', some of them mixed and
 under noise; a small map learns where they end, and what the classifiers say there. No target is involved, and
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from sourceward.functional.distilled import Foothold, leap
-from sourceward.nn import Folded, Network, StackedLeap, folded
-from sourceward.samplers import StepSettings, walk
+from sourceward.functional.distilled import StartPoint, distilled
+from sourceward.nn import DistilledStep, Folded, Network, folded
+from sourceward.samplers import StepSettings, run_chain
 from sourceward.training.learner import rate
 
 STARTS = 4096
@@ -35,8 +35,8 @@ def distil(
     num_steps: int = 50,
     max_iter: int = 300,
     seed: int = 0,
-) -> StackedLeap:
-    """The leaps of all sources.
+) -> DistilledStep:
+    """The distilled steps of all sources.
 
     Args:
         network: trained.
@@ -50,12 +50,12 @@ def distil(
     generator = torch.Generator(device).manual_seed(seed)
     blocks = [_chains(fold, start, step, num_steps, generator) for start in _starts(feature, generator)]
     feet, latents, ends, answers = zip(*blocks)
-    foothold = Foothold(*(torch.cat(parts, 1) for parts in zip(*feet)))
+    start_point = StartPoint(*(torch.cat(parts, 1) for parts in zip(*feet)))
     end, said = torch.cat(ends, 1), torch.cat(answers, 1)
     latent = None if latents[0] is None else torch.cat(latents, 1)
-    sources, _, hidden = foothold.hidden.shape
+    sources, _, hidden = start_point.hidden.shape
     reach = max(step.step_size * num_steps, 1e-6)
-    result = StackedLeap(sources, hidden, feature.shape[1], reach)
+    result = DistilledStep(sources, hidden, feature.shape[1], reach)
     result.reset_parameters(torch.Generator().manual_seed(seed))
     result.to(device)
     optimizer = torch.optim.AdamW(result.parameters(), LEARNING_RATE, weight_decay=1e-4)
@@ -64,7 +64,7 @@ def distil(
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * rate(iteration / max_iter, "cosine")
         with torch.enable_grad():
-            reached = leap(result.weights(), Foothold(*(part[:, rows] for part in foothold)))
+            reached = distilled(result.weights(), StartPoint(*(part[:, rows] for part in start_point)))
             z = None if latent is None else latent[:, rows]
             answer = fold.classify(reached, z).clamp_min(1e-9).log()
             apart = (reached - end[:, rows]).square().mean()
@@ -87,7 +87,7 @@ def _starts(feature: Tensor, generator: torch.Generator) -> list[Tensor]:
 
 def _chains(
     fold: Folded, start: Tensor, step: StepSettings, num_steps: int, generator: torch.Generator
-) -> tuple[Foothold, Tensor | None, Tensor, Tensor]:
+) -> tuple[StartPoint, Tensor | None, Tensor, Tensor]:
     """What the energies know at the starts, z, where the chains end, and what is said there."""
     start_of_all, latent = start.expand(len(fold.source_center), -1, -1), None
     if fold.latent is not None:
@@ -96,5 +96,5 @@ def _chains(
         eps = torch.randn(mean.shape, generator=generator, device=start.device)
         latent = (mean + drawn * std * eps).expand_as(start_of_all)
     bias = fold.energy.bias(latent)
-    end = walk("langevin", start_of_all, fold.energy, bias, step, num_steps, generator).feature
-    return Foothold.of(fold.energy, start_of_all, bias), latent, end, fold.classify(end, latent)
+    end = run_chain("langevin", start_of_all, fold.energy, bias, step, num_steps, generator).feature
+    return StartPoint.of(fold.energy, start_of_all, bias), latent, end, fold.classify(end, latent)

@@ -10,13 +10,13 @@ from torch import Tensor
 from sourceward._util.cost import Meter
 from sourceward._util.storage import save_tensors
 from sourceward.adaptation import EnergyAdaptation
-from sourceward.adaptation.base import Adapted
+from sourceward.adaptation.base import AdaptationResult
 from sourceward.data.loading import Resident
 from sourceward.data.transforms import STYLE
-from sourceward.estimator import EnergyAdapter, Promise
+from sourceward.estimator import EnergyAdapter, ExpectedGain
 from sourceward.functional import Loss
 from sourceward.model import Model
-from sourceward.nn import Network, StackedLeap
+from sourceward.nn import DistilledStep, Network
 from sourceward.settings import AdaptSettings
 from sourceward.training.configuration import AUTO, NONE, FitSettings
 from sourceward.training.distillation import distil
@@ -35,7 +35,7 @@ class Run(Stage):
 
     select_on = "adapted"
     settings: FitSettings
-    views_promise: Promise | None = None
+    tta_gain: ExpectedGain | None = None
     """What pretend targets gained by being asked about in the style of another source, too."""
 
     def __init__(self, task: Task, job: Job) -> None:
@@ -51,7 +51,7 @@ class Run(Stage):
         task, learner, network = self.task, self.learner, self.learner.current
         last = {k: v.cpu().clone() for k, v in self._complete(network).state_dict().items()}
         if self.best_scores["iteration"] != learner.iteration:
-            network.leap = None
+            network.distilled = None
             network.load_state_dict(self.best)
             self._complete(network)
         cost = self.meter.read()
@@ -59,23 +59,23 @@ class Run(Stage):
         info["cost"] = {self.name: cost | {"per_second": self.speed.steady()}}
         network.eval().requires_grad_(False)
         data = task.dataset
-        adapt, promise = self._tuned()
+        adapt, expected_gain = self._tuned()
         if adapt != self.settings.adapt().untaught():
             info["metrics"] |= self._scores(network, adapt)
         info["metrics"]["seconds"] = self.job.seconds()
-        network.styles = self.job.styles
+        network.amplitudes = self.job.styles
         network.backbone = network.backbone or task.still  # not before: the samples are its features already
         network.eval().requires_grad_(False).to(task.labels.device)
-        info["promise"] = None if promise is None else promise.to_dict()
+        info["expected_gain"] = None if expected_gain is None else expected_gain.to_dict()
         views = "" if self.settings.views in (AUTO, NONE) else self.settings.views
-        if self.views_promise is not None:
-            info["views_promise"] = named(self.views_promise, STYLE)
-            views = STYLE if self.views_promise.adapts else ""
+        if self.tta_gain is not None:
+            info["tta_gain"] = named(self.tta_gain, STYLE)
+            views = STYLE if self.tta_gain.adapts else ""
         model = Model(network, data.classes, data.domain_names, adapt, info, views)
         if self.processes.is_main:
             if self.best_scores["iteration"] != learner.iteration:
                 extra = {} if task.still is None else task.still.state_dict(prefix="backbone.")
-                extra |= {} if network.styles is None else {"styles": network.styles}
+                extra |= {} if network.amplitudes is None else {"amplitudes": network.amplitudes}
                 save_tensors(self.folder.path / LAST, last | extra, {"iteration": learner.iteration})
             model.save(self.folder.path)
             self.folder.tidy()
@@ -116,7 +116,7 @@ class Run(Stage):
         parts = ((n, *task.features(network, r)) for n, r in zip(task.dataset.domain_names, task.val))
         return validate(parts, network, adapt)
 
-    def _tuned(self) -> tuple[AdaptSettings, Promise | None]:
+    def _tuned(self) -> tuple[AdaptSettings, ExpectedGain | None]:
         """What pretend targets ask for; with a backbone that saw them all there is none to ask."""
         task, settings = self.task, self.settings
         asks = settings.num_steps == "auto" or settings.aggregation == "learned"
@@ -146,9 +146,9 @@ class Run(Stage):
                 trials.append(try_views(names[held], network, voices, labels[there]))
 
         shifted = task.samples.shifted
-        adapt, promise = estimator.self_tune(parts, names, classes, shifted, watch, teaches)
-        self.views_promise = settle_views(trials) if trials else None
-        return adapt, promise
+        adapt, expected_gain = estimator.self_tune(parts, names, classes, shifted, watch, teaches)
+        self.tta_gain = settle_views(trials) if trials else None
+        return adapt, expected_gain
 
     def _complete(self, network: Network) -> Network:
         """Class centres of the finished network, from every training sample; energies on the scale of those
@@ -156,22 +156,22 @@ class Run(Stage):
         if self.task.look is not None:
             self.task.fit_centers(network.eval(), everything=True)
         self._calibrate(network)
-        if self.settings.sampler == "leap":
-            network.leap = self._leap(network.eval())
+        if self.settings.sampler == "distilled":
+            network.distilled = self._leap(network.eval())
         return network
 
-    def _leap(self, network: Network) -> StackedLeap:
+    def _leap(self, network: Network) -> DistilledStep:
         settings = self.settings
         feature = torch.cat([self.task.features(network, rows)[0] for rows in self.task.train]).float()
         step = settings.adapt().step
-        return distil(network, feature, step, settings.leap_steps, settings.max_iter, self.job.seed)
+        return distil(network, feature, step, settings.distilled_steps, settings.max_iter, self.job.seed)
 
     def _calibrate(self, network: Network) -> None:
         rows = [val if val.stop > val.start else train for train, val in zip(self.task.train, self.task.val)]
         parts = [self.task.features(network, part) for part in rows]
         for source, (feature, _) in enumerate(parts):
             network.fit_calibration(source, feature)
-        network.fit_discriminant(*(torch.cat(values) for values in zip(*parts)))
+        network.fit_lda(*(torch.cat(values) for values in zip(*parts)))
 
 
 def validate(
@@ -183,7 +183,7 @@ def validate(
         if len(label):
             truth = label.cpu().numpy()
 
-            def score(adapted: Adapted, truth: Any = truth) -> float:
+            def score(adapted: AdaptationResult, truth: Any = truth) -> float:
                 return float((adapted.probabilities.argmax(1) == truth).mean())
 
             per_source[name] = {

@@ -192,7 +192,7 @@ def _moving(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
 
 def _groups(network: nn.Module, loop: LoopSettings) -> list[dict[str, Any]]:
     """Parameters by learning rate: backbone (psi), energies (theta), the rest (phi)."""
-    rates = {"backbone": loop.backbone_rate, "energy": loop.energy_rate}
+    rates = {"backbone": loop.backbone_rate, "energy": loop.energy_learning_rate}
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:

@@ -237,7 +237,7 @@ def _check_finite(network: Network, iteration: int) -> None:
     """The last update may have broken what the last loss could not show."""
     if not all(bool(torch.isfinite(p).all()) for p in network.parameters()):
         raise TrainingError(
-            f"Weights are no longer finite at iteration {iteration}. Lower `learning_rate` or `energy_rate`."
+            f"Weights are no longer finite at iteration {iteration}. Lower `learning_rate` or `energy_learning_rate`."
         )
 
 
@@ -257,11 +257,11 @@ def _check(loss: Loss, feature: Tensor, iteration: int) -> None:
     if iteration >= 5 * CHECK_EVERY and abs(loss.contrast.item()) < 1e-8:
         raise TrainingError(
             f"Every sample has the same energy at iteration {iteration}: there is nothing to walk down. "
-            "Lower `energy_rate`, or train with a smaller step size."
+            "Lower `energy_learning_rate`, or train with a smaller step size."
         )
     if not math.isfinite(loss.total.item()):
         raise TrainingError(
-            f"The energy diverged at iteration {iteration}. Lower `energy_rate` or the training step size."
+            f"The energy diverged at iteration {iteration}. Lower `energy_learning_rate` or the training step size."
         )
 
 

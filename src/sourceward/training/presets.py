@@ -73,7 +73,7 @@ HEADS: Mapping[str, Value] = {
     "max_iter": Value(10_000, TEXT),
     "batch_size": Value(128, f"{TEXT}: of each source"),
     "learning_rate": Value(1e-4, f"{TABLE}: latent network and classifier"),
-    "energy_rate": Value(1e-4, TABLE),
+    "energy_learning_rate": Value(1e-4, TABLE),
     "weight_decay": Value(5e-4, CODE),
     "num_draws": Value(10, TEXT),
     "num_steps": Value(20, TABLE),

@@ -30,8 +30,8 @@ from sourceward.training.loop import Feed
 from sourceward.training.run_folder import LAST
 from sourceward.training.stage import Job, Stage
 from sourceward.training.task import Prepared
-from sourceward.validation.leave_one_domain_out import LENGTHS, Promise
-from sourceward.validation.views import candidate, named, settle_by_validation, source_moments
+from sourceward.validation.leave_one_domain_out import LENGTHS, ExpectedGain
+from sourceward.validation.views import candidate, named, settle_by_validation, source_statistics
 
 
 class FineTuning(Stage):
@@ -113,7 +113,7 @@ class FineTuning(Stage):
 STAGE_2 = "heads"
 """Of stage 2."""
 
-Pretend = Callable[[EnergyAdapter, str], tuple[AdaptSettings, Promise, Promise | None]]
+Pretend = Callable[[EnergyAdapter, str], tuple[AdaptSettings, ExpectedGain, ExpectedGain | None]]
 """Tunes a fitted estimator and tries views on pretend targets that its backbone did not see: `crossfit`."""
 
 
@@ -156,15 +156,15 @@ def fit_heads(
     shifted = _shifted(prepared, backbone, still, rows, job)
     tuned = {} if pretend is None else {"num_steps": LENGTHS[0]}
     estimator = _fit_estimator(*arrays, *shifted, device, job, tuned)
-    adapt, promise = estimator._test_time(), estimator.promise_
-    moments = source_moments(backbone, prepared.samples, prepared.train)
-    views, of_views = candidate(settings, backbone, moments, prepared), None
+    adapt, expected_gain = estimator._test_time(), estimator.expected_gain_
+    feature_statistics = source_statistics(backbone, prepared.samples, prepared.train)
+    views, of_views = candidate(settings, backbone, feature_statistics, prepared), None
     if pretend is not None:
-        adapt, promise, of_views = pretend(estimator, views)
-    elif promise is not None:
-        gains = {data.domain_names[int(code)]: gain for code, gain in promise.per_source.items()}
-        promise = replace(promise, per_source=gains, seen=True)
-    info["promise"] = None if promise is None else promise.to_dict()
+        adapt, expected_gain, of_views = pretend(estimator, views)
+    elif expected_gain is not None:
+        gains = {data.domain_names[int(code)]: gain for code, gain in expected_gain.per_source.items()}
+        expected_gain = replace(expected_gain, per_source=gains, seen=True)
+    info["expected_gain"] = None if expected_gain is None else expected_gain.to_dict()
     classes = tuple(data.classes[code] for code in estimator.classes_)
     model = Model(estimator.network_, classes, data.domain_names, adapt, info)
     known = torch.full((len(data.classes),), -1)
@@ -178,14 +178,18 @@ def fit_heads(
     info["metrics"] = {**scores, **own, "finetune": told["scores"]}
     assert still is not None
     network = model.network
-    network.backbone, network.styles, network.moments = still.to(device), job.styles, moments
+    network.backbone, network.amplitudes, network.feature_statistics = (
+        still.to(device),
+        job.styles,
+        feature_statistics,
+    )
     network.eval().requires_grad_(False)
     if of_views is not None:
-        info["views_promise"] = named(of_views, views)
+        info["tta_gain"] = named(of_views, views)
         model.views = views if of_views.adapts or settings.views != AUTO else ""
     elif views and settings.views == AUTO:
         imagines = not settings.corrupts(data.kind, len(data.domain_names))
-        model.views, info["views_promise"] = settle_by_validation(model, prepared, known, views, imagines)
+        model.views, info["tta_gain"] = settle_by_validation(model, prepared, known, views, imagines)
     else:
         model.views = views
     return model

@@ -27,13 +27,13 @@ from sourceward.training.two_stage import FineTuning
 from sourceward.validation.leave_one_domain_out import (
     LENGTHS,
     ROWS,
-    Promise,
+    ExpectedGain,
     Trial,
     pretend,
     settle,
     settle_views,
 )
-from sourceward.validation.views import source_moments, trial
+from sourceward.validation.views import source_statistics, trial
 
 Prepare = Callable[[DomainDataset, Backbone, Job], Prepared]
 
@@ -45,7 +45,7 @@ def crossfit(
     prepare: Prepare,
     estimator: EnergyAdapter,
     views: str,
-) -> tuple[AdaptSettings, Promise, Promise | None]:
+) -> tuple[AdaptSettings, ExpectedGain, ExpectedGain | None]:
     """Settings of test time that pretend targets ask for, what they gained, and what they gained by views.
 
     Args:
@@ -96,8 +96,8 @@ def _trial(
     walk = pretend(name, network, (both[len(feature) :], truth), settings)
     assert still is not None
     left = [other for other in range(len(sources.domain_names)) if other != int(number)]
-    network.backbone, network.styles = still, None if job.styles is None else job.styles[left]
-    network.moments = source_moments(tuned, prepared.samples, prepared.train)
+    network.backbone, network.amplitudes = still, None if job.styles is None else job.styles[left]
+    network.feature_statistics = source_statistics(tuned, prepared.samples, prepared.train)
     network.eval().to(prepared.labels.device)
     if not views:
         return walk, None

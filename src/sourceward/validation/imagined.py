@@ -13,7 +13,7 @@ from sourceward.data.augment import turn
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS, SMALLEST_SIDE
 from sourceward.data.features import Corrupted
 from sourceward.data.loading import Changed, Shown
-from sourceward.data.transforms import TURN, look, view_names
+from sourceward.data.transforms import TURN, look, transform_names
 
 FURTHER = (-45.0, 45.0)
 """Degrees: none that a turned image is asked about at."""
@@ -36,7 +36,7 @@ def imagine(own: Sequence[Domain], views: str) -> list[Domain]:
     few = [
         (name, samples, slice(rows.start, min(rows.stop, rows.start + ROWS))) for name, samples, rows in own
     ]
-    if TURN in view_names(views):
+    if TURN in transform_names(views):
         return [
             (f"{name} turned by {degrees:g}", Turned(samples, degrees), rows)
             for name, samples, rows in few

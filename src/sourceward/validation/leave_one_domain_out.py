@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sourceward.adaptation import EnergyAdaptation
-from sourceward.functional import AGGREGATIONS, cosine_to_sources, surprise
+from sourceward.functional import AGGREGATIONS, cosine_to_sources, energy_zscore
 from sourceward.functional.bootstrap import interval, paired_draws
-from sourceward.functional.source_weights import Evidence, evidence, learn_trust, score
+from sourceward.functional.source_weights import Evidence, evidence, learn_source_weights, score
 from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings
 
@@ -44,7 +44,7 @@ Part = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Promise:
+class ExpectedGain:
     """The change of accuracy to expect on an unseen domain, as shares of 1."""
 
     gain: float
@@ -61,7 +61,7 @@ class Promise:
     """Whether adaptation is on."""
     seen: bool = False
     """Whether the features were learned on the pretend targets too: then these were hardly unseen, and the
-    promise tells little. Cross-fitting makes it an honest one."""
+    expected_gain tells little. Cross-fitting makes it an honest one."""
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in self.per_source.items())
@@ -72,7 +72,9 @@ class Promise:
             )
         else:
             text = f"adaptation is off: pretend targets gained too little by it, or lost ({parts})"
-        caveat = ". The backbone knew the pretend targets: set `crossfit=true` for a promise that it did not"
+        caveat = (
+            ". The backbone knew the pretend targets: set `crossfit=true` for a expected_gain that it did not"
+        )
         return text + (caveat if self.seen else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def tune(
     settings: AdaptSettings,
     watch: Callable[[int, Network], None] | None = None,
     teaches: Callable[[int, int], Part] | None = None,
-) -> tuple[AdaptSettings, Promise]:
+) -> tuple[AdaptSettings, ExpectedGain]:
     """Choose how far to walk.
 
     Args:
@@ -124,7 +126,7 @@ def tune(
     return settle(trials, settings)
 
 
-def settle(trials: Sequence[Trial], settings: AdaptSettings) -> tuple[AdaptSettings, Promise]:
+def settle(trials: Sequence[Trial], settings: AdaptSettings) -> tuple[AdaptSettings, ExpectedGain]:
     """The candidate that the trials ask for, and what it promises."""
     if settings.aggregation == "learned":
         trials = [_with_votes_of(trial, [t for t in trials if t is not trial]) for trial in trials]
@@ -132,26 +134,26 @@ def settle(trials: Sequence[Trial], settings: AdaptSettings) -> tuple[AdaptSetti
     chosen = candidates(settings)[best]
     if settings.aggregation == "learned":
         at = max(best, 1) - 1
-        chosen = replace(chosen, trust=learn_trust([trial.votes[at] for trial in trials]))
-    return chosen, promise(trials, best, chosen)
+        chosen = replace(chosen, source_weights=learn_source_weights([trial.votes[at] for trial in trials]))
+    return chosen, expected_gain(trials, best, chosen)
 
 
 def learn_votes(
     parts: Sequence[Part], fit: Callable[[list[Part]], Network], settings: AdaptSettings
 ) -> AdaptSettings:
-    """Settings with the trust that pretend targets teach, where the number of steps is given."""
+    """Settings with the source_weights that pretend targets teach, where the number of steps is given."""
     votes = []
     for held, part in enumerate(parts):
         network = fit([other for source, other in enumerate(parts) if source != held])
         votes.append(observe(network, part, settings))
-    return replace(settings, trust=learn_trust(votes))
+    return replace(settings, source_weights=learn_source_weights(votes))
 
 
 def _with_votes_of(trial: Trial, others: Sequence[Trial]) -> Trial:
     """What a pretend target gains by votes that the *other* pretend targets taught."""
     right = [trial.right[0]]
     for at, own in enumerate(trial.votes):
-        taught = learn_trust([other.votes[at] for other in others])
+        taught = learn_source_weights([other.votes[at] for other in others])
         said = AGGREGATIONS["learned"](own.probability, own.label, own.label, score(own.seen, taught))
         right.append((said.argmax(1) == own.label).double().cpu().numpy())
     return replace(trial, right=np.stack(right))
@@ -190,9 +192,9 @@ def try_views(name: str, network: Network, voices: Sequence[Sequence[Tensor]], l
     return Trial(name, np.stack(right).astype(float))
 
 
-def settle_views(trials: Sequence[Trial]) -> Promise:
+def settle_views(trials: Sequence[Trial]) -> ExpectedGain:
     """Whether to ask about those pictures from now on, and what it promises."""
-    return promise(trials, choose(trials, VIEWS_WORTH), AdaptSettings().off())
+    return expected_gain(trials, choose(trials, VIEWS_WORTH), AdaptSettings().off())
 
 
 def observe(network: Network, part: Part, settings: AdaptSettings) -> Evidence:
@@ -210,7 +212,7 @@ def seen_votes(network: Network, feature: Tensor, label: Tensor, settings: Adapt
         for value in (adapted.energy_before, adapted.energy_after, adapted.per_source)
     )
     similarity = cosine_to_sources(feature, folded(network).source_center)
-    seen = evidence(probability, similarity, surprise(before, own), surprise(after, own))
+    seen = evidence(probability, similarity, energy_zscore(before, own), energy_zscore(after, own))
     return Evidence(seen, probability, label)
 
 
@@ -229,7 +231,9 @@ def choose(trials: Sequence[Trial], least: float = WORTH) -> int:
     return next((c for c in range(1, len(worth)) if worth[c] > least), 0)
 
 
-def promise(trials: Sequence[Trial], chosen: int, settings: AdaptSettings, cap: float = CAP) -> Promise:
+def expected_gain(
+    trials: Sequence[Trial], chosen: int, settings: AdaptSettings, cap: float = CAP
+) -> ExpectedGain:
     """What pretend targets gained by the chosen candidate; off promises 0 and tells what on would cost."""
     shown = chosen or 1
     gains = {trial.source: float(trial.gain[shown]) for trial in trials}
@@ -238,7 +242,7 @@ def promise(trials: Sequence[Trial], chosen: int, settings: AdaptSettings, cap: 
     draws = np.minimum([paired_draws(change, random) for change in changes], cap)  # (trials, resamples)
     picked = random.integers(len(trials), size=draws.shape)  # pretend targets are drawn again, too
     low, high = interval(np.take_along_axis(draws, picked, 0).mean(0))
-    return Promise(
+    return ExpectedGain(
         gain=float(np.mean([min(gain, cap) for gain in gains.values()])) if chosen else 0.0,
         low=low,
         high=high,

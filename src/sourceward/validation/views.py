@@ -16,40 +16,52 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.data.loading import Samples, Shown, encode
-from sourceward.data.transforms import MOMENTS, TURN, view_names
+from sourceward.data.transforms import ADAIN, TURN, transform_names
 from sourceward.model import Model
 from sourceward.model.views import view_features
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
-from sourceward.nn.feature_statistics import Moments, early_maps, observe_moments
+from sourceward.nn.feature_statistics import FeatureStatistics, early_maps, mean_statistics
 from sourceward.settings import AdaptSettings
 from sourceward.training.configuration import AUTO, NONE, FitSettings
 from sourceward.training.styles import STYLE_ROWS
 from sourceward.training.task import Prepared
 from sourceward.validation.imagined import Domain, imagine
-from sourceward.validation.leave_one_domain_out import CAP, VIEWS_WORTH, Promise, Trial, promise, try_views
+from sourceward.validation.leave_one_domain_out import (
+    CAP,
+    VIEWS_WORTH,
+    ExpectedGain,
+    Trial,
+    expected_gain,
+    try_views,
+)
 from sourceward.validation.turns import differ_by_turn
 
 
-def moment_places(backbone: nn.Module) -> list[str]:
-    """Modules of a backbone whose maps have moments; none where it reads no images or has no early maps."""
+def statistics_layers(backbone: nn.Module) -> list[str]:
+    """Modules of a backbone whose maps have feature_statistics; none where it reads no images or has no early maps."""
     looks = getattr(backbone, "preprocessing", None)
     if not isinstance(backbone, Backbone) or not isinstance(looks, ImagePreprocessing):
         return []
     return [f"network.{name}" for name in early_maps(backbone.network, looks.size, len(looks.mean))]
 
 
-def source_moments(backbone: nn.Module, samples: Samples, train: list[slice]) -> Moments | None:
+def source_statistics(backbone: nn.Module, samples: Samples, train: list[slice]) -> FeatureStatistics | None:
     """Of each source's images, from as many of the training rows as tell its style."""
-    places = moment_places(backbone)
+    places = statistics_layers(backbone)
     if not places:
         return None
     few = [slice(rows.start, min(rows.stop, rows.start + STYLE_ROWS)) for rows in train]
-    seen = [observe_moments(backbone, places, samples.batches(rows)) for rows in few]
-    return Moments({place: torch.stack([of[place] for of in seen]) for place in places})
+    seen = [mean_statistics(backbone, places, samples.batches(rows)) for rows in few]
+    return FeatureStatistics({place: torch.stack([of[place] for of in seen]) for place in places})
 
 
-def candidate(settings: FitSettings, backbone: nn.Module, moments: Moments | None, prepared: Prepared) -> str:
+def candidate(
+    settings: FitSettings,
+    backbone: nn.Module,
+    feature_statistics: FeatureStatistics | None,
+    prepared: Prepared,
+) -> str:
     """Views to ask about: those that are set, or what training and sources made the backbone ready for."""
     if settings.views != AUTO:
         return "" if settings.views == NONE else settings.views
@@ -60,7 +72,7 @@ def candidate(settings: FitSettings, backbone: nn.Module, moments: Moments | Non
     known = settings.augmentation
     if not known.fourier > 0:
         return ""
-    ready = {"flip": known.flip > 0, "zoom": known.scale[0] < 1, MOMENTS: moments is not None}
+    ready = {"flip": known.flip > 0, "zoom": known.scale[0] < 1, ADAIN: feature_statistics is not None}
     return "+".join(name for name in ready if ready[name])
 
 
@@ -96,7 +108,7 @@ def settle_by_validation(
         ]
 
     @cache
-    def ask(views: str) -> tuple[Promise, Promise]:
+    def ask(views: str) -> tuple[ExpectedGain, ExpectedGain]:
         home, away = tried(own, views), tried(strange, views)
         at_home, abroad = _gains(home), _gains(away or home)
         gains = abroad.gain > 0 if away else at_home.high >= 0
@@ -105,17 +117,17 @@ def settle_by_validation(
         return replace(told, adapts=gains and worth >= -VIEWS_WORTH), at_home
 
     told, home = ask(names)
-    if not told.adapts and len(view_names(names)) > 1:
-        kept = "+".join(name for name in view_names(names) if ask(name)[0].adapts)
+    if not told.adapts and len(transform_names(names)) > 1:
+        kept = "+".join(name for name in transform_names(names) if ask(name)[0].adapts)
         if kept:
             names, (told, home) = kept, ask(kept)
     return names if told.adapts else "", named(told, names) | ({"home": home.per_source} if strange else {})
 
 
-def _gains(trials: list[Trial], cap: float = CAP) -> Promise:
-    return replace(promise(trials, 1, AdaptSettings().off(), cap), seen=True)
+def _gains(trials: list[Trial], cap: float = CAP) -> ExpectedGain:
+    return replace(expected_gain(trials, 1, AdaptSettings().off(), cap), seen=True)
 
 
-def named(told: Promise, names: str) -> dict[str, Any]:
-    """A promise about views, as the model folder keeps it."""
+def named(told: ExpectedGain, names: str) -> dict[str, Any]:
+    """A expected_gain about views, as the model folder keeps it."""
     return told.to_dict() | {"views": names}

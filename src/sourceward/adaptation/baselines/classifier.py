@@ -20,8 +20,8 @@ from sourceward.nn.network import VOICES
 def voter_logits(network: Network, feature: Tensor) -> Tensor:
     """(batch, dim) to (voters, sources, batch, classes); all voters count alike, so some are there often."""
     logits = network.voter_logits(feature)
-    if voices := int(network.discriminant_voices):
-        weight, bias = network.discriminant()
+    if voices := int(network.lda_weight):
+        weight, bias = network.lda()
         said, common = feature @ weight.T + bias, math.gcd(VOICES, voices)
         said = said.expand(voices // common, *logits.shape[1:])
         logits = torch.cat([logits.repeat(VOICES // common, 1, 1, 1), said])
@@ -56,8 +56,8 @@ def class_weights(network: Network) -> Tensor:
     pooled = network.posterior(network.centers.mean(0))
     assert pooled is not None
     weights = (weights + pooled.mean) / 2
-    learned, voices = 2 * VOICES, int(network.discriminant_voices)
-    centers = network.discriminant()[0] * math.sqrt(network.dim)
+    learned, voices = 2 * VOICES, int(network.lda_weight)
+    centers = network.lda()[0] * math.sqrt(network.dim)
     return (learned * weights + voices * centers) / (learned + voices)
 
 

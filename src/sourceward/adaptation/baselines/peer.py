@@ -16,9 +16,9 @@ from sourceward._util.errors import InputError
 from sourceward.adaptation.base import (
     ADAPTED,
     ADAPTERS,
-    KEPT_GATE,
     NONFINITE,
-    Adapted,
+    NOT_ADAPTED,
+    AdaptationResult,
     Inputs,
     Stream,
     Unsuitable,
@@ -65,7 +65,7 @@ class Peer:
     def __post_init__(self) -> None:
         at_least(self, 1, "batch_size")
 
-    def __call__(self, network: Network, inputs: Stream) -> Adapted:
+    def __call__(self, network: Network, inputs: Stream) -> AdaptationResult:
         parts = [
             _to_numpy(network, self._finite(network, batch, part), self._updates())
             for batch, part in _gathered(self.respond(network, inputs))
@@ -73,8 +73,8 @@ class Peer:
         if not parts:
             nothing = network.scale.new_zeros(0, network.dim)
             parts = [_to_numpy(network, (unadapted(network, nothing), nothing[:, 0] == 0), 0)]
-        names = [name for name in Adapted.__dataclass_fields__ if name != "trajectory"]
-        return Adapted(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
+        names = [name for name in AdaptationResult.__dataclass_fields__ if name != "trajectory"]
+        return AdaptationResult(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
 
     def respond(self, network: Network, inputs: Stream) -> Iterator[tuple[Any, Response]]:
         """The method itself, batch by batch: what its cost is measured on."""
@@ -301,7 +301,7 @@ def _together(held: list[tuple[Any, Response]]) -> tuple[Any, Response]:
 
 
 @torch.no_grad()
-def _to_numpy(network: Network, answer: tuple[Response, Tensor], steps: int) -> Adapted:
+def _to_numpy(network: Network, answer: tuple[Response, Tensor], steps: int) -> AdaptationResult:
     """One batch in the house's form."""
     part, finite = answer
     per_source = part.vote.expand(network.sources, *part.vote.shape)
@@ -310,14 +310,14 @@ def _to_numpy(network: Network, answer: tuple[Response, Tensor], steps: int) -> 
     prior = network.prior(start)
     value = energy_target(network.energy.weights(), None if prior is None else prior.mean).energy(start)
     energies = value.T.cpu().numpy()
-    return Adapted(
+    return AdaptationResult(
         network.raw(start).transpose(0, 1).cpu().numpy(),
         part.vote.cpu().numpy(),
         per_source.transpose(0, 1).cpu().numpy(),
         energies,
         energies,
         np.full((len(part.vote), network.sources), steps),
-        np.where(finite.cpu().numpy(), ADAPTED if steps else KEPT_GATE, NONFINITE),
+        np.where(finite.cpu().numpy(), ADAPTED if steps else NOT_ADAPTED, NONFINITE),
     )
 
 

@@ -13,7 +13,7 @@ def ablation(context: Context) -> Outcome:
     for name, settings in CELLS.items():
         for asked in context.checkpoints(**settings):
             for how, steps in (("no adaptation", 0), ("adapted", context.num_steps)):
-                answer = asked.checkpoint.walk(asked.part, num_steps=steps)
+                answer = asked.checkpoint.run_chain(asked.part, num_steps=steps)
                 said = asked.checkpoint.codes[answer.probabilities.argmax(1)]
                 scores.add(f"{name}, {how}", asked.place, asked.seed, said == asked.part.label)
     against = {f"{name}, adapted": f"{name}, no adaptation" for name in CELLS}

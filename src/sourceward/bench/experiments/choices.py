@@ -18,13 +18,13 @@ from sourceward.bench.experiments.base import Asked, Context, Outcome, check_tar
 from sourceward.bench.experiments.scores import Scores
 from sourceward.bench.experiments.walks import Walk, walk_all
 from sourceward.bench.protocol import leave_out
-from sourceward.functional.source_weights import learn_trust
+from sourceward.functional.source_weights import learn_source_weights
 from sourceward.validation.leave_one_domain_out import LENGTHS
 
 OFF = "no adaptation"
 STEPS = LENGTHS[0]
 FAR = 50
-LEAP = "leap"
+LEAP = "distilled"
 
 VOTES: dict[str, dict[str, Any]] = {
     **{f"{k} steps": {"steps": k} for k in (0, 2, 5, 10, 20)},
@@ -71,22 +71,22 @@ def check(context: Context) -> None:
     "choices", "What helps at test time: asked of pretend targets, one source at a time.", "features", check
 )
 def choices(context: Context) -> Outcome:
-    scores, trust = Scores(), {}
+    scores, source_weights = Scores(), {}
     for group in _groups(context):
         walks = [_walk(asked, (0, 2, 5, 10, 20)) for asked in group]
         votes = [walk.taught(STEPS, _numbers(asked)) for walk, asked in zip(walks, group)]
         held, seed = group[0].checkpoint.left_out, group[0].seed
         for number, (asked, walk) in enumerate(zip(group, walks)):
             others = votes[:number] + votes[number + 1 :]
-            taught = learn_trust(others) if others else None
+            taught = learn_source_weights(others) if others else None
             _ask(scores, asked, walk, taught, () if context.small else tuple(WALKS))
         key = (group[0].name, tuple(sorted(set(held) - {group[0].target})), seed)
-        trust[key] = learn_trust(votes)
+        source_weights[key] = learn_source_weights(votes)
     gains = {row: OFF for row in scores.right if row != OFF}
     tables = [_table(scores, gains, "Pretend targets", "See what gains, and what votes by energy do alone.")]
     numbers = {"pretend": scores.numbers(gains)}
     notes = []
-    real = _held_out(context, trust)
+    real = _held_out(context, source_weights)
     if real.right:
         beside = {row: OFF for row in real.right if row != OFF}
         tables.append(
@@ -96,8 +96,8 @@ def choices(context: Context) -> Outcome:
         for how in ("mean", "energy"):
             note, told = _kept(real, how)
             notes.append(note)
-            numbers[f"leap, vote {how}"] = told
-    numbers["trust"] = {" ".join(map(str, key)): value for key, value in trust.items()}
+            numbers[f"distilled, vote {how}"] = told
+    numbers["source_weights"] = {" ".join(map(str, key)): value for key, value in source_weights.items()}
     return Outcome(tables, numbers=numbers, notes=notes)
 
 
@@ -131,7 +131,7 @@ def _ask(
     for row, options in VOTES.items():
         add(row, walk.vote(**{"steps": STEPS, **options}))
     if taught is not None:
-        add(LEARNED, walk.vote(STEPS, "learned", trust=taught))
+        add(LEARNED, walk.vote(STEPS, "learned", source_weights=taught))
     there = _walk(asked, (STEPS, 20), latent="class")
     for steps in (STEPS, 20):
         add(f"{steps} steps, {CLASS}", there.vote(steps, before=walk.surprises[0]))
@@ -141,8 +141,8 @@ def _ask(
         add(row, torch.from_numpy(said))
 
 
-def _held_out(context: Context, trust: dict[Any, tuple[float, ...]]) -> Scores:
-    """The same choices where a file names its target, and the leap beside the chain it was distilled from."""
+def _held_out(context: Context, source_weights: dict[Any, tuple[float, ...]]) -> Scores:
+    """The same choices where a file names its target, and the distilled beside the chain it was distilled from."""
     scores = Scores()
     for name, dataset in context.datasets():
         for left_out, targets in leave_out(dataset, context.targets).items() if dataset.targets else ():
@@ -154,26 +154,26 @@ def _held_out(context: Context, trust: dict[Any, tuple[float, ...]]) -> Scores:
                 for target in targets:
                     asked = Asked(name, target, seed, checkpoint, checkpoint.part(target))
                     walk = _walk(asked, (0, 2, 5, 10, 20, FAR))
-                    _ask(scores, asked, walk, trust.get((name, left_out, seed)), ())
-                    leap = _walk(asked, (1, 3), sampler=LEAP)
+                    _ask(scores, asked, walk, source_weights.get((name, left_out, seed)), ())
+                    distilled = _walk(asked, (1, 3), sampler=LEAP)
                     for how in ("mean", "energy"):
                         for row, answer in (
                             (f"{FAR} steps, vote {how}", walk.vote(FAR, how)),
-                            (f"leap, vote {how}", leap.vote(1, how)),
-                            (f"leap and 2 steps, vote {how}", leap.vote(3, how)),
+                            (f"distilled, vote {how}", distilled.vote(1, how)),
+                            (f"distilled and 2 steps, vote {how}", distilled.vote(3, how)),
                         ):
                             scores.add(row, asked.place, seed, _right(asked, answer))
     return scores
 
 
 def _kept(scores: Scores, how: str) -> tuple[str, dict[str, Any]]:
-    """What the leap keeps of the long chain's gain."""
-    chain, leap = f"{FAR} steps, vote {how}", f"leap, vote {how}"
-    numbers = scores.numbers({chain: OFF, leap: chain})
-    gained, change = numbers[chain]["gain"], numbers[leap]
+    """What the distilled keeps of the long chain's gain."""
+    chain, distilled = f"{FAR} steps, vote {how}", f"distilled, vote {how}"
+    numbers = scores.numbers({chain: OFF, distilled: chain})
+    gained, change = numbers[chain]["gain"], numbers[distilled]
     share = (gained + change["gain"]) / gained if gained > 0 else None
     text = (
-        f"Votes {how}: {FAR} steps gain {100 * gained:+.2f}, the leap "
+        f"Votes {how}: {FAR} steps gain {100 * gained:+.2f}, the distilled "
         f"{100 * (gained + change['gain']):+.2f}: a difference of {100 * change['gain']:+.2f} "
         f"({100 * change['gain_low']:+.2f} to {100 * change['gain_high']:+.2f})."
     )

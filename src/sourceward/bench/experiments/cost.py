@@ -82,13 +82,13 @@ def answering_seconds(asked: Asked, num_steps: int, repeats: int = 5) -> float:
 
     dataset = asked.part.dataset.select(np.arange(min(BATCH, len(asked.part.label))))
     part = Part(dataset, asked.part.feature[: len(dataset)])
-    asked.checkpoint.walk(part, num_steps=num_steps)
+    asked.checkpoint.run_chain(part, num_steps=num_steps)
     times = []
     for _ in range(repeats):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         start = time.perf_counter()
-        asked.checkpoint.walk(part, num_steps=num_steps)
+        asked.checkpoint.run_chain(part, num_steps=num_steps)
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 

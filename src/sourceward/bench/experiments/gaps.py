@@ -38,7 +38,7 @@ def gaps(context: Context) -> Outcome:
                     rows = checkpoint.part(target)
                     for how, steps in (("no adaptation", 0), ("adapted", context.num_steps)):
                         said = checkpoint.codes[
-                            checkpoint.walk(rows, num_steps=steps).probabilities.argmax(1)
+                            checkpoint.run_chain(rows, num_steps=steps).probabilities.argmax(1)
                         ]
                         scores.add(f"sources {setting}, {how}", f"{name}/{target}", seed, said == rows.label)
     against = {f"sources {s}, adapted": f"sources {s}, no adaptation" for s in SETTINGS}

@@ -36,7 +36,7 @@ def latent(context: Context) -> Outcome:
     for asked in context.checkpoints():
         checkpoint, part = asked.checkpoint, asked.part
         answers = {
-            none: checkpoint.walk(part, num_steps=0).probabilities,
+            none: checkpoint.run_chain(part, num_steps=0).probabilities,
             "z alone": predict_from_latent(asked),
             "z alone, a classifier of its own": classify_latent(asked),
             **{
@@ -45,7 +45,7 @@ def latent(context: Context) -> Outcome:
                 ).probabilities
                 for size in (PER_STEP[1:2] if context.small else PER_STEP)
             },
-            f"ours, {context.num_steps} steps": checkpoint.walk(
+            f"ours, {context.num_steps} steps": checkpoint.run_chain(
                 part, num_steps=context.num_steps
             ).probabilities,
         }

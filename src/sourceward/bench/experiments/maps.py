@@ -17,7 +17,7 @@ def maps(context: Context) -> Outcome:
         if asked.seed != context.seeds[0]:
             continue
         cloud, flat = plane(asked)
-        before, after = (asked.checkpoint.walk(asked.part, num_steps=k) for k in (0, context.num_steps))
+        before, after = (asked.checkpoint.run_chain(asked.part, num_steps=k) for k in (0, context.num_steps))
         right = [
             asked.checkpoint.codes[a.probabilities.argmax(1)] == asked.part.label for a in (before, after)
         ]
@@ -74,7 +74,7 @@ def plane(asked: Asked) -> tuple[np.ndarray, Any]:
 def saved_and_lost_rows(asked: Asked, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows by the change of the true class's probability, largest first."""
     checkpoint, part = asked.checkpoint, asked.part
-    before, after = (checkpoint.walk(part, num_steps=k).probabilities for k in (0, num_steps))
+    before, after = (checkpoint.run_chain(part, num_steps=k).probabilities for k in (0, num_steps))
     right = [checkpoint.codes[p.argmax(1)] == part.label for p in (before, after)]
     own = checkpoint.numbers(part.label)
     change = (after - before)[np.arange(len(own)), own]
@@ -89,7 +89,7 @@ def walk_of(asked: Asked, rows: np.ndarray, num_steps: int) -> tuple[np.ndarray,
     checkpoint = asked.checkpoint
     part = Part(asked.part.dataset.select(rows), asked.part.feature[rows.tolist()])
     own = checkpoint.numbers(part.label)
-    answers = [checkpoint.walk(part, num_steps=k) for k in range(num_steps + 1)]
+    answers = [checkpoint.run_chain(part, num_steps=k) for k in range(num_steps + 1)]
     points = np.stack([answer.features.mean(1) for answer in answers])
     p_true = np.stack([answer.probabilities[np.arange(len(own)), own] for answer in answers])
     return points, p_true, np.stack([answer.energy_after.mean(1) for answer in answers])

@@ -19,7 +19,7 @@ VOTES = [how for how in AGGREGATIONS if how != "learned"]
 def per_source(context: Context) -> Outcome:
     found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     for asked in context.checkpoints():
-        before, after = (asked.checkpoint.walk(asked.part, num_steps=k) for k in (0, context.num_steps))
+        before, after = (asked.checkpoint.run_chain(asked.part, num_steps=k) for k in (0, context.num_steps))
         for i, source in enumerate(asked.checkpoint.sources):
             right = [
                 float((asked.checkpoint.codes[a.per_source[:, i].argmax(1)] == asked.part.label).mean())
@@ -82,7 +82,7 @@ def aggregation(context: Context) -> Outcome:
         asks: dict[str, dict[str, Any]] = {none: {"num_steps": 0}}
         asks |= {how: {"num_steps": context.num_steps, "aggregation": how} for how in VOTES}
         for name, options in asks.items():
-            answer = asked.checkpoint.walk(asked.part, **options)
+            answer = asked.checkpoint.run_chain(asked.part, **options)
             said = asked.checkpoint.codes[answer.probabilities.argmax(1)]
             scores.add(name, asked.place, asked.seed, said == asked.part.label)
         label = torch.from_numpy(asked.checkpoint.numbers(asked.part.label))

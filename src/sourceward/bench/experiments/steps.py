@@ -30,7 +30,7 @@ def steps(context: Context) -> Outcome:
         for asked in context.checkpoints(**settings):
             latent = asked.checkpoint.network.latent is not None
             for k in numbers:
-                answer = asked.checkpoint.walk(asked.part, num_steps=k, aggregation="mean")
+                answer = asked.checkpoint.run_chain(asked.part, num_steps=k, aggregation="mean")
                 said = asked.checkpoint.codes[answer.probabilities.argmax(1)]
                 scores[mode][k].add(mode, asked.place, asked.seed, said == asked.part.label)
                 energy[mode][k].append(float(answer.energy_after.mean()))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sourceward.algorithm import adapt
-from sourceward.functional import AGGREGATIONS, cosine_to_sources, row_keys, surprise
+from sourceward.functional import AGGREGATIONS, cosine_to_sources, energy_zscore, row_keys
 from sourceward.functional.aggregation import least_surprised
 from sourceward.functional.source_weights import Evidence, evidence, score
 from sourceward.latents import keyed_latent
@@ -19,7 +19,7 @@ BLOCK = 512
 
 @dataclass(frozen=True)
 class Walk:
-    """Each source's answers (sources, rows, classes) and surprise (sources, rows) after some steps."""
+    """Each source's answers (sources, rows, classes) and zscore (sources, rows) after some steps."""
 
     answers: dict[int, Tensor]
     surprises: dict[int, Tensor]
@@ -30,15 +30,15 @@ class Walk:
         steps: int,
         how: str = "energy",
         top: int | None = None,
-        trust: tuple[float, ...] | None = None,
+        source_weights: tuple[float, ...] | None = None,
         blend: float = 0.0,
         before: Tensor | None = None,
     ) -> Tensor:
         """The answer (rows, classes) as `algorithm.adapt` gives it."""
         answer = self.answers[steps].lerp(self.answers[0], blend) if blend else self.answers[steps]
         votes = [answer, self.similarity, self.surprises[0] if before is None else before]
-        if trust is not None:
-            votes.append(score(self.evidence(steps), trust))
+        if source_weights is not None:
+            votes.append(score(self.evidence(steps), source_weights))
         if top is not None:
             votes = least_surprised(top, votes[2], *votes)
         return AGGREGATIONS[how](*votes)
@@ -64,7 +64,10 @@ def walk_all(network: Network, feature: Tensor, settings: AdaptSettings, lengths
         assert chain.energies is not None
         parts.append(
             {
-                k: (fold.classify(chain.trajectory[k], latent), surprise(chain.energies[k], fold.own_energy))
+                k: (
+                    fold.classify(chain.trajectory[k], latent),
+                    energy_zscore(chain.energies[k], fold.own_energy),
+                )
                 for k in {0, *lengths}
             }
         )

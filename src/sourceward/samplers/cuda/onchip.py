@@ -79,7 +79,7 @@ def _times(left, right, total, INNER: gl.constexpr, PIECE: gl.constexpr):  # typ
 
 
 @gluon.jit
-def walk(  # type: ignore[no-untyped-def]
+def run_chain(  # type: ignore[no-untyped-def]
     start, start_source, x, state, jitter, jitter_step, jitter_source, lift, origins, energy, before, taken,
     stop, steps, rows, clip, scale, up, narrow_up, narrow_bias, out, out_bias,
     DIM: gl.constexpr, HIDDEN: gl.constexpr, NARROW: gl.constexpr, FIRST: gl.constexpr,
