@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.bench.test_experiments import feature_file
+from tests.bench.experiments.test_experiments import feature_file
 
 
 def sourceward(*arguments):

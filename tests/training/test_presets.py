@@ -6,7 +6,7 @@ from torch import nn
 
 import sourceward
 from sourceward._util.errors import InputError
-from sourceward.bench.training import Training
+from sourceward.bench.protocol.training import Training
 from sourceward.data import DATASETS
 from sourceward.nn.backbones.factory import FAMILIES
 from sourceward.training.configuration import (
