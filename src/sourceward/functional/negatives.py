@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sourceward.settings import TrainSettings
 
 
 class Batch(NamedTuple):
@@ -26,14 +25,14 @@ class Batch(NamedTuple):
 
 
 def negatives(
-    batch: Batch, settings: TrainSettings, generator: torch.Generator | None
+    batch: Batch, chains: int | None, shift_noise: float, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """Labelled chain starts for each source, (sources, chains, dim): samples that are not its own."""
     feature, label = batch.feature, batch.label
     sources, rows = label.shape
-    chains, device = settings.chains or rows, feature.device
+    chains, device = chains or rows, feature.device
     if batch.shifted is None and sources == 1:
-        return jitter(feature[:, :chains], settings.shift_noise, generator), label[:, :chains]
+        return jitter(feature[:, :chains], shift_noise, generator), label[:, :chains]
     pool, pool_label = feature.flatten(0, 1), label.flatten()
     others = (sources - 1) * rows
     if batch.shifted is not None and batch.shifted_label is not None:
