@@ -103,7 +103,9 @@ class TrainSettings:
     components: int | None = 256
 
     def __post_init__(self) -> None:
-        given = [name for name in ("chains", "supervised_steps", "components") if getattr(self, name) is not None]
+        given = [
+            name for name in ("chains", "supervised_steps", "components") if getattr(self, name) is not None
+        ]
         _whole(self, 1, "num_steps", "distilled_steps", *given, of="training ")
         _not_negative(self, "step_size", "guide_weight", "guide_kl_weight", "pooled_weight", "weight_decay")
         _not_negative(self, "feature_noise", "shift_noise", "input_noise")

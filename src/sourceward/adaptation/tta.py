@@ -1,12 +1,12 @@
 """Test-time augmentation: predict on a sample and on transformed copies of it, and average.
 
-One function makes the copies (`copies_of`), one averages (`average`). `Model.predict`, `evaluate`,
-leave-one-domain-out validation, the bench and the adapter `tta` all use these two.
+`copies_of` makes the copies, `average` averages. `Model.predict`, `evaluate`,
+leave-one-domain-out validation, the bench and the adapter `tta` all use them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +19,11 @@ from sourceward.data.augmix import pixels
 from sourceward.data.transforms import OWN, TRANSFORMS, Copy, as_bytes, make_copies, parse_transforms
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
+from sourceward.nn.feature_statistics import FeatureStatistics
 from sourceward.nn.projection import Projected
 from sourceward.settings import AdaptSettings
+
+T = TypeVar("T")
 
 WHY_NOT = {
     "amplitudes": "This model has no Fourier amplitudes of its sources: `fourier` needs a model that `fit` "
@@ -30,6 +33,20 @@ WHY_NOT = {
 }
 
 
+class Statistics(NamedTuple):
+    """What transforms need to know about the sources."""
+
+    sources: int
+    amplitudes: Tensor | None = None
+    """(sources, 3, height, width // 2 + 1), mean Fourier amplitudes."""
+    feature_statistics: FeatureStatistics | None = None
+    """Of the backbone's early feature maps."""
+
+    @classmethod
+    def of(cls, network: Network) -> "Statistics":
+        return cls(network.sources, network.amplitudes, network.feature_statistics)
+
+
 class CopyFeatures(NamedTuple):
     """Rescaled features of one copy of the samples, and its weight in the average."""
 
@@ -37,33 +54,35 @@ class CopyFeatures(NamedTuple):
     weight: float
 
 
-def check_transforms(names: str, network: Network) -> None:
-    """Refuse transforms that need statistics which a network does not have."""
+def check_transforms(names: str, statistics: Statistics) -> None:
+    """Refuse transforms that need statistics which are not there."""
     for name in parse_transforms(names):
         needs = TRANSFORMS[name].needs
-        if needs and getattr(network, needs) is None:
+        if needs and getattr(statistics, needs) is None:
             raise Unsuitable(WHY_NOT[needs])
 
 
-def copies_of(images: Tensor, names: str, network: Network) -> Iterator[Copy]:
-    """The images themselves, then every copy that the transforms make of them.
+def copies_of(images: Tensor, names: str, statistics: Statistics) -> Iterator[tuple[str, Copy]]:
+    """The images themselves, under the name "", then every copy that the transforms make of them.
 
     Args:
-        images: uint8 (batch, 3, height, width), on the network's device.
+        images: uint8 (batch, 3, height, width), on the statistics' device.
         names: of transforms, joined by +.
-        network: holds the sources' amplitudes and feature statistics.
+        statistics: of the sources.
     """
-    yield Copy(images, 1.0)
+    yield "", Copy(images, 1.0)
     for name in parse_transforms(names):
-        yield from make_copies(name, images, network.sources, network.amplitudes)
+        for copy in make_copies(name, images, statistics.sources, statistics.amplitudes):
+            yield name, copy
 
 
-def encode_copy(copy: Copy, network: Network, encode: Callable[[Tensor], Tensor]) -> Tensor:
-    """Features of one copy, under AdaIN where it asks for that."""
+def apply_copy(copy: Copy, predict: Callable[[Tensor], T], statistics: Statistics, backbone: Any) -> T:
+    """`predict` on the images of a copy, under AdaIN where it asks for that."""
     if copy.source == OWN:
-        return encode(copy.images)
-    with network.adain(copy.source):
-        return encode(copy.images)
+        return predict(copy.images)
+    assert statistics.feature_statistics is not None
+    with statistics.feature_statistics.toward(backbone, copy.source):
+        return predict(copy.images)
 
 
 def average(results: Sequence[AdaptationResult], weights: Sequence[float]) -> AdaptationResult:
@@ -81,29 +100,42 @@ def average(results: Sequence[AdaptationResult], weights: Sequence[float]) -> Ad
 
 @torch.no_grad()
 def copy_features(
-    names: str, network: Network, normalize: Callable[[Tensor], Any], batches: Iterator[Tensor]
-) -> list[CopyFeatures]:
-    """Rescaled features of all samples and of every copy of them.
+    names: str,
+    statistics: Statistics,
+    backbone: Any,
+    encode: Callable[[Tensor], Tensor],
+    batches: Iterable[Tensor],
+) -> dict[str, list[CopyFeatures]]:
+    """Features of the samples, under the name "", and of their copies by transform.
 
     Args:
         names: of transforms, joined by +.
-        network: with its backbone.
-        normalize: from uint8 images to what the backbone takes.
+        statistics: of the sources.
+        backbone: whose early feature maps AdaIN changes.
+        encode: from uint8 images to features.
         batches: uint8 images, in order.
     """
-    found: list[list[Tensor]] = []
-    weights: list[float] = []
+    found: dict[tuple[str, int], list[Tensor]] = {}
+    weights: dict[tuple[str, int], float] = {}
 
-    def encode(images: Tensor) -> Tensor:
+    def run(images: Tensor) -> Tensor:
         kind = images.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
-            return network.features(normalize(images)).float()
+            return encode(images).float()
 
     for images in batches:
-        copies = list(copies_of(images, names, network))
-        weights = [copy.weight for copy in copies]
-        found.append([encode_copy(copy, network, encode) for copy in copies])
-    return [CopyFeatures(torch.cat(parts), weight) for parts, weight in zip(zip(*found), weights)]
+        for number, (name, copy) in enumerate(copies_of(images, names, statistics)):
+            found.setdefault((name, number), []).append(apply_copy(copy, run, statistics, backbone))
+            weights[name, number] = copy.weight
+    result: dict[str, list[CopyFeatures]] = {}
+    for key, parts in found.items():
+        result.setdefault(key[0], []).append(CopyFeatures(torch.cat(parts), weights[key]))
+    return result
+
+
+def flat(copies: Mapping[str, Sequence[CopyFeatures]]) -> list[CopyFeatures]:
+    """All copies in one list, the samples themselves first."""
+    return [copy for part in copies.values() for copy in part]
 
 
 def predict_copies(
@@ -151,7 +183,7 @@ class TestTimeAugmentation:
 
     def __call__(self, network: Network, inputs: Any) -> AdaptationResult:
         prepared = image_preprocessing(network)
-        check_transforms(self.transforms, network)
+        check_transforms(self.transforms, Statistics.of(network))
         mean, std = prepared.mean, prepared.std
         batches = [inputs] if isinstance(inputs, Tensor) else inputs
 
@@ -162,5 +194,9 @@ class TestTimeAugmentation:
             return normalise(images, mean, std)
 
         network.eval()
-        copies = copy_features(self.transforms, network, normalize, map(to_bytes, batches))
-        return predict_copies(network, copies, AdaptSettings().off())
+        backbone, statistics = inner_backbone(network), Statistics.of(network)
+        images = map(to_bytes, batches)
+        copies = copy_features(
+            self.transforms, statistics, backbone, lambda x: network.features(normalize(x)), images
+        )
+        return predict_copies(network, flat(copies), AdaptSettings().off())

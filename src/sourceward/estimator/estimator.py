@@ -10,7 +10,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
 from sourceward._util.storage import load_tensors, save_tensors
 from sourceward.adaptation.base import AdaptationResult
@@ -25,7 +24,6 @@ from sourceward.nn.projection import Projected
 from sourceward.samplers import StepSettings
 from sourceward.settings import AUTO, AdaptSettings, LoopSettings, TrainSettings
 from sourceward.training.loop import Log
-from sourceward.validation.expected_gain import ExpectedGain
 from sourceward.validation.folds import MIN_SOURCES, Fold, Source, feature_folds
 from sourceward.validation.leave_one_domain_out import LENGTHS, validate
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 
-
 class Batch(NamedTuple):
     """Rescaled features of every source and, when there are any, labelled shifted ones to practise on."""
 

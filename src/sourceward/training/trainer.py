@@ -78,9 +78,7 @@ class Trainer(Learner):
                 batch = self._with_shifted(batch, shifted)
         if self.network.backbone is not None:
             self._refresh_centers(batch.feature.detach(), batch.label)
-        loss = objective(
-            self.network, self.replay, batch, self.settings, self.coefficients, self.generator
-        )
+        loss = objective(self.network, self.replay, batch, self.settings, self.coefficients, self.generator)
         return loss.total, (loss, batch.feature)
 
     def _noisy_inputs(self, batch: Batch) -> Tensor | None:

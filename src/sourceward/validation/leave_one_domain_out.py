@@ -126,7 +126,9 @@ def validate(
             names, correct = tta[found], with_tta[found]
     adapts = best is not None or bool(names)
     shown = correct if adapts else right[0]
-    return Choice(chosen, names, estimate([t.fold.held_out for t in trials], shown, off, chosen, names, adapts))
+    return Choice(
+        chosen, names, estimate([t.fold.held_out for t in trials], shown, off, chosen, names, adapts)
+    )
 
 
 def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.ndarray]:
@@ -137,9 +139,7 @@ def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.nd
     found = []
     for place, own in enumerate(votes):
         weights = learn_source_weights([vote for other, vote in enumerate(votes) if other != place])
-        probability = AGGREGATIONS["learned"](
-            own.probability, own.label, own.label, score(own.seen, weights)
-        )
+        probability = AGGREGATIONS["learned"](own.probability, own.label, own.label, score(own.seen, weights))
         found.append((probability.argmax(1).cpu().numpy() == trials[place].label).astype(float))
     return found
 
@@ -195,9 +195,7 @@ def estimate(
     )
 
 
-def source_evidence(
-    network: Network, feature: Tensor, label: Tensor, settings: AdaptSettings
-) -> Evidence:
+def source_evidence(network: Network, feature: Tensor, label: Tensor, settings: AdaptSettings) -> Evidence:
     """Predictions of each source on rescaled features, and what can be observed about them."""
     result = EnergyAdaptation(settings.by_energy())(network, feature)
     own, device = network.own_energy, feature.device
