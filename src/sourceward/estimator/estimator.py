@@ -169,19 +169,17 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         """
         self._forget()
         self.check_settings()
-        self.classes_, self.sources_ = np.asarray(classes), list(names)
-        self.n_features_in_ = sources[0].feature.shape[1]
-        self._seed = drawn_seed(self.random_state, self.checkpoint)
+        self.start(names, classes, sources[0].feature.shape[1])
         network = fit_network(self, sources, shifted, checkpoint=self.checkpoint, log=self._log)
         settings = self._settings(LENGTHS[0] if self.num_steps == AUTO else self.num_steps)
-        self.tta_, self.expected_gain_ = "", None
         chooses = self.num_steps == AUTO or self.aggregation == "learned" or bool(tta)
-        if len(sources) >= MIN_SOURCES and chooses:
+        folds = feature_folds(sources, names) if folds is None else folds
+        held = list(folds) if len(sources) >= MIN_SOURCES and chooses else []
+        if held:
             twin = clone(self).set_params(verbose=False, checkpoint=None)
             twin.classes_, twin._seed = self.classes_, self._seed
-            folds = feature_folds(sources, names) if folds is None else folds
             choice = validate(
-                folds,
+                held,
                 lambda some: fit_network(twin, some, shifted),
                 settings,
                 choose_steps=self.num_steps == AUTO,
@@ -192,6 +190,12 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         elif self.num_steps == AUTO:
             settings = settings.off()
         return self.set_network(network, settings)
+
+    def start(self, names: Sequence[Any], classes: np.ndarray, dim: int) -> None:
+        """Take names, classes, width of the features and the seed, before any training."""
+        self.classes_, self.sources_, self.n_features_in_ = np.asarray(classes), list(names), dim
+        self._seed = drawn_seed(self.random_state, self.checkpoint)
+        self.tta_, self.expected_gain_ = "", None
 
     def set_network(self, network: Network, settings: AdaptSettings) -> "EnergyAdapter":
         """Take a trained network and the test-time settings that were chosen for it."""
