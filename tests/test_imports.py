@@ -1,10 +1,16 @@
-"""The core needs torch, NumPy, Pillow, safetensors, scikit-learn, timm and torchvision, and nothing else."""
+"""What is imported when: nothing heavy at start, and no optional package before it is used.
+
+The core needs torch, NumPy, Pillow, safetensors, scikit-learn, timm and torchvision, and nothing else.
+"""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import sourceward
+from sourceward.cli.main import COMMANDS
 
 BLOCKED = [
     "typer",
@@ -48,11 +54,45 @@ import numpy as np
 rng = np.random.default_rng(0)
 y = np.tile([0, 1], 30)
 X = rng.normal(size=(60, 4)) + 3 * y[:, None]
-est = sourceward.EnergyAdapter(max_iter=3, train_steps=2, verbose=True).fit(X, y, np.repeat(["a", "b"], 30))
+est = sourceward.EnergyAdapter(max_iter=3, verbose=True).fit(X, y, np.repeat(["a", "b"], 30))
 est.save("est")
 assert (sourceward.EnergyAdapter.load("est").predict(X) == est.predict(X)).all()
 print("done")
 """
+
+
+HEAVY = ("torch", "numpy", "sklearn", "PIL")
+HELP = """
+import sys
+sys.argv = ["sourceward", *{words!r}, "--help"]
+from sourceward.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [[], *([name] for name in COMMANDS)], ids=lambda words: "".join(words) or "-"
+)
+def test_help_loads_no_heavy_package(words: list[str]):
+    _runs_without_heavy_packages(HELP.format(words=words))
+
+
+def test_import_loads_no_heavy_package():
+    _runs_without_heavy_packages("import sourceward; dir(sourceward)")
+
+
+def _runs_without_heavy_packages(script: str) -> None:
+    check = f"\nimport sys; loaded = set(sys.modules) & set({HEAVY!r}); assert not loaded, loaded"
+    out = subprocess.run([sys.executable, "-c", script + check], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+
+
+def test_an_unknown_public_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'fitt'"):
+        sourceward.fitt  # noqa: B018
 
 
 def test_import_and_fit_without_optional_packages(tmp_path: Path):
