@@ -3,6 +3,7 @@
 The core needs torch, NumPy, Pillow, safetensors, scikit-learn, timm and torchvision, and nothing else.
 """
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,36 @@ def test_completion_shows_every_public_name_and_no_other():
     shown = [name for name in dir(sourceward) if not name.startswith("_")]
     assert shown == sorted(sourceward.__all__)
     assert all(hasattr(sourceward, name) for name in dir(sourceward))
+
+
+SOURCE = Path(sourceward.__file__).parent
+
+
+def test_no_room_uses_private_names_of_another():
+    """import-linter checks modules; this checks names, as in `from sourceward.data.open import _guess`."""
+    found = {str(file.relative_to(SOURCE)): _foreign_private_names(file) for file in SOURCE.rglob("*.py")}
+    found = {file: names for file, names in found.items() if names}
+    assert not found, f"private to another room: {found}. Make them public there, or do without."
+
+
+def _foreign_private_names(file: Path) -> list[str]:
+    tree, room = ast.parse(file.read_text()), file.relative_to(SOURCE).parts[0].removesuffix(".py")
+    foreign, private = set(), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sourceward."):
+            _, other, *rest = (node.module or "").split(".")
+            if other != room:
+                foreign |= {alias.asname or alias.name for alias in node.names}
+                private += [name for name in (*rest, *(a.name for a in node.names)) if _is_private(name)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and _is_private(node.attr):
+            private += [f"{node.value.id}.{node.attr}"] if node.value.id in foreign else []
+    return private
+
+
+NAMED_TUPLE = ("_asdict", "_fields", "_make", "_replace")
+"""Public in spite of the underscore: see `collections.namedtuple`."""
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in NAMED_TUPLE

@@ -81,7 +81,7 @@ def render(diagnosis: "Diagnosis", console: Console) -> None:
 
 
 def _counts_table(diagnosis: "Diagnosis") -> Table:
-    """Return a table of samples by class (rows) and domain (columns); a long one is cut, its totals are not."""
+    """Return the samples by class (rows) and domain (columns): the first few of each, and all totals."""
     table = Table(title=escape(diagnosis.name))
     table.add_column("class")
     shown = diagnosis.domains[:SHOWN_DOMAINS]
