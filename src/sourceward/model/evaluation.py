@@ -1,4 +1,4 @@
-"""How good is a model on labelled domains, with and without adaptation, and is the gain more than luck?"""
+"""Accuracy on labelled domains with and without adaptation, with a bootstrap interval of the gain."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -30,20 +30,21 @@ def evaluate(
     num_steps: int | None = None,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """Accuracy on each domain, for each source and for the vote, with a 95 % interval of the gain.
+    """Measure accuracy on each domain, per source and aggregated, with a 95 % interval of the gain.
 
-    Views that the model asks about (`Model.with_tta`) belong to adaptation: without it there are none.
+    Test-time augmentation (`Model.with_tta`) is part of adaptation; the unadapted accuracy has none.
 
     Args:
         model: see `load`.
         data: anything `open_dataset` takes.
-        target: the domains to look at; when none are named, those the model was not trained on, or all.
-        num_steps: in place of the model's own.
-        progress: show bars; when standard error is a terminal if None.
+        target: the domains to evaluate; by default those that the model was not trained on, or all if there
+            are no others.
+        num_steps: instead of the model's own.
+        progress: show bars; None shows them if standard error is a terminal.
 
     Returns:
-        {"domains": {name: scores}, "mean": scores}; accuracies are shares of 1. The mean is that of the
-        domains that the model was not trained on, if there are any.
+        {"domains": {name: scores}, "mean": scores}; accuracies are between 0 and 1. The mean is over
+        the domains that the model was not trained on, if there are any.
     """
     dataset = open_dataset(data)
     if dataset.kind != model.kind:
@@ -66,19 +67,19 @@ def evaluate(
             after = mean_answer(voices)
             domains[name], draws[name] = _scores(model, before, after, labels[rows], random)
             domains[name]["trained_on"] = name in model.sources
-    meant = [name for name, scores in domains.items() if not scores["trained_on"]] or list(domains)
+    averaged = [name for name, scores in domains.items() if not scores["trained_on"]] or list(domains)
     mean: dict[str, Any] = {
-        key: float(np.mean([domains[name][key] for name in meant]))
+        key: float(np.mean([domains[name][key] for name in averaged]))
         for key in ("unadapted", "adapted", "gain")
     }
-    mean |= _interval(np.mean([draws[name] for name in meant], axis=0))
-    mean["samples"] = sum(domains[name]["samples"] for name in meant)
+    mean |= _interval(np.mean([draws[name] for name in averaged], axis=0))
+    mean["samples"] = sum(domains[name]["samples"] for name in averaged)
     return {"domains": domains, "mean": mean}
 
 
 @torch.no_grad()
 def dataset_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> Tensor:
-    """Rescaled features of every row; those of a backbone that was not trained come from the cache."""
+    """Return rescaled features of every row; those of a frozen backbone come from the cache."""
     backbone = model.backbone
     if backbone is not None and model.info.get("training", {}).get("freeze"):
         dataset = extract_features(dataset, backbone, model.device, progress)
@@ -90,8 +91,8 @@ def dataset_features(model: Model, dataset: DomainDataset, progress: bool | None
 
 @torch.no_grad()
 def asked_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> list[list[Tensor]]:
-    """Rescaled features of every picture of each of the model's views, the very pictures that `predict` asks
-    about. Those in the sources' styles come from the cache, where the backbone was not trained."""
+    """Return rescaled features of every transformed copy that `predict` uses, by transform. Those with the
+    sources' Fourier amplitudes come from the cache if the backbone is frozen."""
     network, backbone = model.network.eval(), model.backbone
     frozen = model.info.get("training", {}).get("freeze")
     samples = None
@@ -115,6 +116,7 @@ def _scores(
     labels: np.ndarray,
     random: np.random.Generator,
 ) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the scores of one domain, and the bootstrap draws of its gain."""
     right = [adapted.probabilities.argmax(1) == labels for adapted in (before, after)]
     change = right[1].astype(int) - right[0].astype(int)
     resampled = paired_draws(change, random)
@@ -145,18 +147,19 @@ def _interval(draws: np.ndarray) -> dict[str, float]:
 
 
 def _domains(dataset: DomainDataset, target: str | Sequence[str], model: Model) -> DomainDataset:
+    """Return the part of the dataset to evaluate."""
     named = (target,) if isinstance(target, str) else tuple(target)
     unseen = [name for name in dataset.domain_names if name not in model.sources]
     chosen = dataset.of_domains(named or unseen or dataset.domain_names)
-    lost = int((~np.isfinite(chosen.items).all(1)).sum()) if chosen.kind == "features" else 0
-    if lost:
-        rows = "row holds" if lost == 1 else "rows hold"
-        raise InputError(f"{lost:,} feature {rows} NaN or infinity. Remove or recompute them.")
+    broken = int((~np.isfinite(chosen.items).all(1)).sum()) if chosen.kind == "features" else 0
+    if broken:
+        rows = "row holds" if broken == 1 else "rows hold"
+        raise InputError(f"{broken:,} feature {rows} NaN or infinity. Remove or recompute them.")
     return chosen
 
 
 def _labels(dataset: DomainDataset, model: Model) -> np.ndarray:
-    """The dataset's labels in the model's numbering."""
+    """Return the dataset's labels as indices of the model's classes."""
     used = np.unique(dataset.labels)
     numbers = np.full(len(dataset.classes), -1)
     for code in used:

@@ -29,7 +29,7 @@ from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.sources import source_numbers
 from sourceward.model.file import CARD, CONFIG, FORMAT_VERSION, WEIGHTS, describe_model, read_folder
 from sourceward.model.items import describe, is_matrix, items_of, read_images
-from sourceward.model.prefetch import ahead, send
+from sourceward.model.prefetch import prefetch, send
 from sourceward.nn import Network, folded
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.encoder import ImageEncoder, StaleEncoder
@@ -331,7 +331,7 @@ class Model:
         """`adapt` for images, a chunk at a time: the next is decoded while this one is computed."""
         step = rows_per_pass(self.device)
         chunks = (items[i : i + step] for i in range(0, len(items), step))
-        coming = ahead(lambda chunk: send(self._pixels(chunk), self.device), chunks)
+        coming = prefetch(lambda chunk: send(self._pixels(chunk), self.device), chunks)
         return join([self.adapt_images(images, num_steps, sources) for images in coming])
 
     def _encoder(self) -> ImageEncoder:
