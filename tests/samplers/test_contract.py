@@ -165,31 +165,6 @@ def test_recording_gives_every_point_from_start_to_end(sampler, accept):
 
 
 @every
-def test_rows_at_or_below_their_threshold_stay(sampler, accept):
-    rows = make_rows()
-    before = run_chain(sampler, accept, rows, num_steps=0).energy_before
-    threshold = before.median(dim=1, keepdim=True).values
-    chain = run_chain(sampler, accept, rows, stop_below=threshold)
-    done = before <= threshold
-    assert 0 < done.sum() < done.numel()
-    assert torch.equal(chain.feature[done], rows.expand(SOURCES, -1, -1)[done])
-    assert (chain.steps[done] == 0).all()
-    assert (chain.steps[~done] > 0).any()
-
-
-@every
-def test_a_row_freezes_at_the_first_point_below_its_threshold(sampler, accept):
-    rows = make_rows()
-    threshold = run_chain(sampler, accept, rows).energy_after.median()
-    chain = run_chain(sampler, accept, rows, record=True, stop_below=threshold)
-    below = chain.energies <= threshold
-    assert below.any()
-    # Once below, the point is the same to the end.
-    for k in range(len(below) - 1):
-        assert torch.equal(chain.trajectory[k + 1][below[k]], chain.trajectory[k][below[k]])
-
-
-@every
 def test_starts_and_weights_are_left_alone(sampler, accept):
     rows = make_rows()
     copies = rows.clone(), [w.clone() for w in WEIGHTS]

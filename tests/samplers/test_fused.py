@@ -31,16 +31,11 @@ def slow(step: StepSettings, **options):
 
 @pytest.mark.parametrize("accept", fused.RULES)
 @pytest.mark.parametrize("noise_std", [0.0, 0.1])
-@pytest.mark.parametrize("stop", [None, 0.4])
-def test_it_is_the_walk_of_the_sampler(accept, noise_std, stop):
-    options = {"record": True, "stop_below": None if stop is None else torch.full((SOURCES, 1), stop)}
-    ours, theirs = (chain(settings(noise_std, accept), **options) for chain in (fast, slow))
-    for name in ("feature", "energy_before", "energy_after", "steps"):
+def test_it_is_the_walk_of_the_sampler(accept, noise_std):
+    ours, theirs = (chain(settings(noise_std, accept), record=True) for chain in (fast, slow))
+    for name in vars(theirs):
         torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=1e-10, atol=1e-10)
-    kept = len(theirs.energies)  # `run` ends early when every chain has stopped
-    torch.testing.assert_close(ours.energies[:kept], theirs.energies, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(ours.trajectory[:kept], theirs.trajectory, rtol=1e-10, atol=1e-10)
-    assert 0 < ours.steps.double().mean() < STEPS or (accept == "always" and stop is None) or not noise_std
+    assert 0 < ours.steps.double().mean() < STEPS or accept == "always" or not noise_std
 
 
 def test_origins_alone_are_the_same_origins():

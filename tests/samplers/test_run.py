@@ -47,51 +47,6 @@ def test_nothing_is_recorded_unless_asked_for():
     assert chain.origins is None
 
 
-def test_rows_below_the_threshold_are_frozen_and_the_rest_go_on():
-    # Energies 0.5, 2 and 8; each step multiplies them by 0.81.
-    start = torch.tensor([[[1.0, 0.0], [2.0, 0.0], [4.0, 0.0]]], dtype=torch.float64)
-    chain = run("langevin", start, BOWL, QUIET, 5, silence(start), record=True, stop_below=torch.tensor(1.5))
-    assert torch.equal(chain.feature[0, 0], start[0, 0])
-    # 2 -> 1.62 -> 1.31: at or below 1.5 after two steps.
-    assert chain.steps.tolist() == [[0, 2, 5]]
-    torch.testing.assert_close(chain.energy_after, 0.5 * start[..., 0].square() * 0.81**chain.steps)
-    assert torch.equal(chain.trajectory[2, 0, 1], chain.trajectory[-1, 0, 1])
-    assert (chain.energies[1:, 0, 2] < chain.energies[:-1, 0, 2]).all()
-
-
-def test_each_chain_has_its_own_threshold():
-    start = torch.full((2, 2, 2), 2.0, dtype=torch.float64)  # energy 4
-    threshold = torch.tensor([[0.0, 5.0], [3.0, 4.0]], dtype=torch.float64)
-    chain = run("langevin", start, BOWL, QUIET, 3, silence(start), stop_below=threshold)
-    # 4 -> 3.24 -> 2.62; at its threshold counts as there.
-    assert chain.steps.tolist() == [[3, 0], [2, 0]]
-
-
-def test_a_frozen_row_keeps_its_momentum_and_gradient_out_of_the_way():
-    """What the others do after a row stopped must not wake it: the same end as if it had been run alone."""
-    start = torch.tensor([[[1.0, 0.5], [6.0, 3.0]]], dtype=torch.float64)
-    options = {"settings": QUIET, "num_steps": 12, "stop_below": torch.tensor(0.4)}
-    for sampler in ("langevin", "nesterov"):
-        together = run(sampler, start, BOWL, noise=silence(start), **options)
-        alone = run(sampler, start[:, :1], BOWL, noise=silence(start[:, :1]), **options)
-        torch.testing.assert_close(together.feature[:, :1], alone.feature)
-        assert together.steps[0, 0] == alone.steps[0, 0]
-        assert together.steps[0, 0] < together.steps[0, 1]
-
-
-def test_it_stops_asking_for_noise_when_every_row_is_done():
-    start = torch.ones(1, 3, 2, dtype=torch.float64)
-    asked = []
-
-    def noise(k: int) -> Noise:
-        asked.append(k)
-        return silence(start)(k)
-
-    chain = run("langevin", start, BOWL, QUIET, 50, noise, stop_below=torch.tensor(0.7))
-    assert len(asked) == 2  # 1 -> 0.81 -> 0.66
-    assert (chain.energy_after <= 0.7).all()
-
-
 def test_steps_counts_accepted_steps_only():
     start = torch.randn(1, 40, 2, generator=make_generator(), dtype=torch.float64)
     settings = StepSettings(step_size=0.1, noise_std=0.5, clip=1e6, accept="energy_not_higher")

@@ -27,7 +27,6 @@ def run_chain(
     noise: Tensor | torch.Generator | None,
     *,
     record: Record = False,
-    stop_below: Tensor | None = None,
     distilled: DistilledWeights | None = None,
 ) -> Chain:
     """Take `num_steps` steps from `feature` (sources, batch, dim) on the energies of all sources.
@@ -41,7 +40,6 @@ def run_chain(
         num_steps: 0 returns the starts themselves.
         noise: (batch,) keys of the samples, or a generator (training).
         record: keep trajectory, energies and origins, or the "origins" alone.
-        stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
         distilled: of all sources, for the sampler of that name.
     """
     if sampler == "langevin" and settings.accept in RULES:
@@ -53,20 +51,19 @@ def run_chain(
         else:
             normals = generator_normals(noise, feature)
         fused = kernels.kernel_langevin if kernels else fused_langevin
-        return fused(
-            weights, feature, bias, settings, num_steps, normals, record=record, stop_below=stop_below
-        )
+        return fused(weights, feature, bias, settings, num_steps, normals, record=record)
     target = Target(
         lambda x: weights.energy(weights.first(x, bias)),
         lambda x: weights.energy_and_grad(weights.first(x, bias)),
         None if distilled is None else lambda x: distilled_step(distilled, StartPoint.of(weights, x, bias)),
     )
     source = keyed_noise(noise, feature) if isinstance(noise, Tensor) else generator_noise(noise, feature)
-    asked: dict[str, Any] = {"record": record, "stop_below": stop_below}
     if sampler != "distilled" or num_steps < 2:
-        return run(sampler, feature, target, settings, num_steps, source, **asked)
-    first = run(sampler, feature, target, settings, 1, source, **asked)
-    refined = run_chain("langevin", first.feature, weights, bias, settings, num_steps - 1, noise, **asked)
+        return run(sampler, feature, target, settings, num_steps, source, record=record)
+    first = run(sampler, feature, target, settings, 1, source, record=record)
+    refined = run_chain(
+        "langevin", first.feature, weights, bias, settings, num_steps - 1, noise, record=record
+    )
     return joined(first, refined)
 
 

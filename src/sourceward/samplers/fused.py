@@ -41,7 +41,6 @@ def fused_langevin(
     normals: Normals,
     *,
     record: Record = False,
-    stop_below: Tensor | None = None,
 ) -> Chain:
     """Take `num_steps` Langevin steps from `feature` on the energies of all sources.
 
@@ -53,7 +52,6 @@ def fused_langevin(
         num_steps: 0 returns the starts themselves.
         normals: `normals(k, n)` gives the noise of steps k to k + n.
         record: keep trajectory, energies and origins, or the "origins" alone.
-        stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
     """
     quick = not record and not feature.is_cuda
     with torch.inference_mode() if quick else nullcontext():  # a tenth faster for one sample
@@ -93,8 +91,6 @@ def fused_langevin(
                 else:
                     e_new = ahead.energy_and_ahead(a_new, coming)
                 accepted = accepts(energy, e_new, None, e_new)
-                if stop_below is not None:
-                    accepted = accepted & (energy > stop_below)
                 hopeful = not x.is_cuda and bool(accepted.all())
                 ready = hopeful and coming is not None
                 if hopeful:  # the rule, and an exchange is free

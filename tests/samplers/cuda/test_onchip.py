@@ -23,17 +23,17 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
-from sourceward.samplers import onchip
+from sourceward.samplers.cuda import onchip
 
 dim, hidden, narrow = map(int, sys.argv[1:])
 constants = {"DIM": dim, "HIDDEN": hidden, "NARROW": narrow, "BD": onchip.padded(dim), "BM": 16}
 constants |= {"BH": onchip.padded(hidden), "PIECE": onchip.PIECE, "FIRST": True, "ALWAYS": False}
-constants |= dict.fromkeys(("STOP", "NOISY", "ORIGINS"), True)
+constants |= dict.fromkeys(("NOISY", "ORIGINS"), True)
 kinds = dict.fromkeys(constants, "constexpr") | dict.fromkeys(("lift", "up", "narrow_up"), "*fp16")
 kinds |= dict.fromkeys(("clip", "scale"), "fp32") | {"taken": "*i64"}
 kinds |= dict.fromkeys(("steps", "rows", "start_source", "jitter_step", "jitter_source"), "i32")
-signature = {name: kinds.get(name, "*fp32") for name in onchip.walk.arg_names}
-source = GluonASTSource(onchip.walk, signature, constants)
+signature = {name: kinds.get(name, "*fp32") for name in onchip.langevin_chain.arg_names}
+source = GluonASTSource(onchip.langevin_chain, signature, constants)
 options = {"num_warps": onchip.WARPS}
 print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared)
 """
@@ -41,7 +41,7 @@ print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).
 
 @pytest.mark.parametrize("sizes", [(256, 256, 128), (48, 70, 16)])
 def test_it_takes_the_shared_memory_that_it_says(sizes):
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     command = [sys.executable, "-c", SCRIPT, *map(str, sizes)]
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -58,14 +58,14 @@ def test_a_cpu_has_no_such_memory():
 
 @needs_cuda
 @pytest.mark.parametrize(
-    ("dim", "hidden", "noise_std", "accept", "stop", "record"),
+    ("dim", "hidden", "noise_std", "accept", "record"),
     [
-        (256, 256, 0.05, "energy_not_higher", None, False),
-        (200, 70, 0.05, "always", 0.3, "origins"),
-        (64, 128, 0.0, "energy_not_higher", 0.3, False),
+        (256, 256, 0.05, "energy_not_higher", False),
+        (200, 70, 0.05, "always", "origins"),
+        (64, 128, 0.0, "energy_not_higher", False),
     ],
 )
-def test_it_takes_the_walk_of_the_fused_chain(monkeypatch, dim, hidden, noise_std, accept, stop, record):
+def test_it_takes_the_walk_of_the_fused_chain(monkeypatch, dim, hidden, noise_std, accept, record):
     monkeypatch.setattr(resident, "NOISE_ROWS", 96)  # three steps share their noise
     energy = random_weights(2, dim, hidden, narrow=32, dtype=torch.float32)
     weights = ChainWeights.of(type(energy)(*(w if w is None else w.cuda() for w in energy)))
@@ -73,11 +73,10 @@ def test_it_takes_the_walk_of_the_fused_chain(monkeypatch, dim, hidden, noise_st
     x[3] = float("nan")
     start, keys = x.expand(2, -1, -1), torch.arange(32, device="cuda")
     step = StepSettings(step_size=4.0, noise_std=noise_std, clip=0.05, accept=accept)
-    options = {"record": record, "stop_below": None if stop is None else torch.full((2, 1), stop).cuda()}
 
     def ends(chain, noise):
         return chain(
-            weights, start, weights.bias(z.expand(2, -1, -1)), step, 4, noise(keys, start), **options
+            weights, start, weights.bias(z.expand(2, -1, -1)), step, 4, noise(keys, start), record=record
         )
 
     assert resident._on_chip(weights)

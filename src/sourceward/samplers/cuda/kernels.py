@@ -61,9 +61,9 @@ def _product(  # type: ignore[no-untyped-def]
 @triton.jit
 def _judge(  # type: ignore[no-untyped-def]
     proposal, a_in, a_out, origin, back, lift, lift_stride, move, jitter, jitter_stride, x_in, x_out,
-    energy_in, energy_out, taken, stop, narrow_up, narrow_down, narrow_bias, out, out_bias, rows, dim, hidden,
-    ALWAYS: tl.constexpr, STOP: tl.constexpr, NOISY: tl.constexpr, MORE: tl.constexpr, NARROW: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr,
+    energy_in, energy_out, taken, narrow_up, narrow_down, narrow_bias, out, out_bias, rows, dim, hidden,
+    ALWAYS: tl.constexpr, NOISY: tl.constexpr, MORE: tl.constexpr, NARROW: tl.constexpr, BM: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """Accept or refuse the proposals; then a0 and dE/da0 where the next step takes its gradient."""
     source = tl.program_id(1)
@@ -86,8 +86,6 @@ def _judge(  # type: ignore[no-untyped-def]
     new = tl.sigmoid(tl.sum(a1 * tl.sigmoid(a1) * top[None, :], axis=1) + top_bias)
     old = tl.load(energy_in + at)
     accepted = (new - new) == 0.0 if ALWAYS else new <= old
-    if STOP:
-        accepted = accepted & (old > tl.load(stop + at))
     tl.store(energy_out + at, tl.where(accepted, new, old))
     tl.store(taken + at, tl.load(taken + at) + accepted.to(tl.int32))
 
@@ -159,15 +157,12 @@ def kernel_langevin(
     normals: Normals,
     *,
     record: Record = False,
-    stop_below: Tensor | None = None,
 ) -> Chain:
     """`fused_langevin` by kernels; `fits` says whether it can be used."""
-    from sourceward.samplers import resident
+    from sourceward.samplers.cuda import resident
 
     if num_steps and resident.fits(weights, record):
-        return resident.resident_langevin(
-            weights, feature, bias, settings, num_steps, normals, record=record, stop_below=stop_below
-        )
+        return resident.resident_langevin(weights, feature, bias, settings, num_steps, normals, record=record)
     half = weights.half if weights.half is not None else weights.halved()
     a = weights.first(feature, bias)
     energy = weights.energy(a) if not num_steps else _rounded_energy(weights, half, a)
@@ -178,7 +173,6 @@ def kernel_langevin(
     sources, rows, dim = feature.shape
     hidden, narrow = a.shape[-1], weights.out.shape[-1]
     taken = torch.zeros_like(energy, dtype=torch.int32)
-    stop = None if stop_below is None else stop_below.to(energy.dtype).expand_as(energy).contiguous()
     # Two places each for what a step reads and writes; one for each step where all are kept.
     count = num_steps + 1 if record else 2
     xs, energies = feature.new_empty(count, sources, rows, dim), energy.new_empty(count, sources, rows)
@@ -208,10 +202,10 @@ def kernel_langevin(
             proposal if above is None else above, 0 if above is None else above.stride(0), move,
             move if beside is None else beside,
             0 if beside is None or len(beside) == 1 else beside.stride(0), xs[here], xs[there],
-            energies[here], energies[there], taken, energy if stop is None else stop,
+            energies[here], energies[there], taken,
             half.narrow_up, half.narrow_down, weights.narrow_bias, weights.out, weights.out_bias,
             rows, dim, hidden,
-            ALWAYS=settings.accept == "always", STOP=stop is not None, NOISY=noise is not None,
+            ALWAYS=settings.accept == "always", NOISY=noise is not None,
             MORE=k + 1 < num_steps, NARROW=narrow, BM=ROWS, BK=64, num_warps=4, num_stages=3,
         )  # fmt: skip
         noise = following

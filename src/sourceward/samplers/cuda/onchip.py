@@ -79,11 +79,11 @@ def _times(left, right, total, INNER: gl.constexpr, PIECE: gl.constexpr):  # typ
 
 
 @gluon.jit
-def run_chain(  # type: ignore[no-untyped-def]
+def langevin_chain(  # type: ignore[no-untyped-def]
     start, start_source, x, state, jitter, jitter_step, jitter_source, lift, origins, energy, before, taken,
-    stop, steps, rows, clip, scale, up, narrow_up, narrow_bias, out, out_bias,
+    steps, rows, clip, scale, up, narrow_up, narrow_bias, out, out_bias,
     DIM: gl.constexpr, HIDDEN: gl.constexpr, NARROW: gl.constexpr, FIRST: gl.constexpr,
-    ALWAYS: gl.constexpr, STOP: gl.constexpr, NOISY: gl.constexpr, ORIGINS: gl.constexpr,
+    ALWAYS: gl.constexpr, NOISY: gl.constexpr, ORIGINS: gl.constexpr,
     BM: gl.constexpr, BD: gl.constexpr, BH: gl.constexpr, PIECE: gl.constexpr,
 ):  # fmt: skip
     """All steps of a tile of samples; the first layer's outputs are left in `state`."""
@@ -114,8 +114,6 @@ def run_chain(  # type: ignore[no-untyped-def]
     none_d = gl.zeros([BM, BD], gl.float32, TILE)
     none_h = gl.zeros([BM, BH], gl.float32, TILE)
     none_n = gl.zeros([BM, NARROW], gl.float32, TILE)
-    if STOP:
-        limit = gl.load(stop + at)
     if FIRST:
         of_hidden.store((a0 * _quick_sigmoid(a0)).to(HALF))
         a1 = _times(of_hidden, w1, none_n, BH, PIECE) + bias
@@ -158,8 +156,6 @@ def run_chain(  # type: ignore[no-untyped-def]
         a1 = _times(of_hidden, w1, none_n, BH, PIECE) + bias
         new = _value(a1, _sigmoid(a1), top, top_bias)
         accepted = (new - new) == 0.0 if ALWAYS else new <= old
-        if STOP:
-            accepted = accepted & (old > limit)
         old = gl.where(accepted, new, old)
         count += accepted.to(gl.int64)
         if ORIGINS:

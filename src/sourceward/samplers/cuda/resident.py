@@ -25,7 +25,7 @@ from sourceward.samplers.fused import Normals
 from sourceward.samplers.run import Chain, Record
 
 try:
-    from sourceward.samplers import onchip
+    from sourceward.samplers.cuda import onchip
 except (ImportError, AttributeError):  # Gluon came to Triton late, and changes
     onchip = None  # type: ignore[assignment]
 
@@ -96,11 +96,11 @@ def _second(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _walk(  # type: ignore[no-untyped-def]
+def _langevin_chain(  # type: ignore[no-untyped-def]
     start, start_source, x, state, jitter, jitter_step, jitter_source, lift, origins, energy, before, taken,
-    stop, steps, rows, clip, scale, up, down, narrow_up, narrow_down, narrow_bias, out, out_bias,
+    steps, rows, clip, scale, up, down, narrow_up, narrow_down, narrow_bias, out, out_bias,
     DIM: tl.constexpr, HIDDEN: tl.constexpr, NARROW: tl.constexpr, FIRST: tl.constexpr,
-    ALWAYS: tl.constexpr, STOP: tl.constexpr, NOISY: tl.constexpr, ORIGINS: tl.constexpr,
+    ALWAYS: tl.constexpr, NOISY: tl.constexpr, ORIGINS: tl.constexpr,
     BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """All steps of a tile of samples."""
@@ -117,8 +117,6 @@ def _walk(  # type: ignore[no-untyped-def]
     bias = tl.load(narrow_bias + source * NARROW + r)
     top = tl.load(out + source * NARROW + r)
     top_bias = tl.load(out_bias + source)
-    if STOP:
-        limit = tl.load(stop + at)
     places = state + at[:, None] * HIDDEN
     other = sources * rows * HIDDEN
     point = _load(start + source * start_source + row, inside, WHOLE_D)
@@ -166,8 +164,6 @@ def _walk(  # type: ignore[no-untyped-def]
             a1 = tl.dot(_swish(a0).to(w1.dtype), w1, a1)
         new = _value(a1 + bias[None, :], top, top_bias)
         accepted = (new - new) == 0.0 if ALWAYS else new <= old
-        if STOP:
-            accepted = accepted & (old > limit)
         old = tl.where(accepted, new, old)
         count += accepted.to(tl.int64)
         moved = point
@@ -199,7 +195,6 @@ def resident_langevin(
     normals: Normals,
     *,
     record: Record = False,
-    stop_below: Tensor | None = None,
 ) -> Chain:
     """`fused_langevin` by one kernel; `fits` says whether it can be used."""
     half = weights.half if weights.half is not None else weights.halved()
@@ -211,7 +206,6 @@ def resident_langevin(
     start = feature if feature[0].is_contiguous() else feature.contiguous()
     x, energy, before = feature.new_empty(feature.shape), *feature.new_empty(2, sources, rows)
     taken = torch.empty(sources, rows, dtype=torch.int64, device=feature.device)
-    stop = None if stop_below is None else stop_below.to(energy.dtype).expand_as(energy).contiguous()
     origins = feature.new_empty(num_steps, *feature.shape) if record else None
     together = max(1, NOISE_ROWS // rows)
     for first in range(0, num_steps, together):
@@ -226,9 +220,9 @@ def resident_langevin(
             start, start.stride(0), x, state, jitter, jitter.stride(0),
             jitter.stride(1) if jitter.shape[1] > 1 else 0, lift,
             x if origins is None else origins[first:], energy, before, taken,
-            energy if stop is None else stop, count, rows, settings.clip, -settings.step_size,
+            count, rows, settings.clip, -settings.step_size,
             DIM=dim, HIDDEN=hidden, NARROW=narrow, FIRST=first == 0,
-            ALWAYS=settings.accept == "always", STOP=stop is not None, NOISY=settings.noise_std != 0,
+            ALWAYS=settings.accept == "always", NOISY=settings.noise_std != 0,
             ORIGINS=origins is not None, BM=ROWS,
         )  # fmt: skip
         start = x
@@ -241,14 +235,14 @@ def _launch(
     """One kernel or the other."""
     top = weights.narrow_bias, weights.out, weights.out_bias
     if _on_chip(weights):
-        onchip.walk[grid](
+        onchip.langevin_chain[grid](
             *chain, half.up, half.narrow_up, *top, **flags, BD=onchip.padded(flags["DIM"]),
             BH=onchip.padded(flags["HIDDEN"]), PIECE=onchip.PIECE, num_warps=onchip.WARPS,
         )  # fmt: skip
         return
     tiles = _tiles(weights)
     assert tiles is not None
-    _walk[grid](
+    _langevin_chain[grid](
         *chain, half.up, half.down, half.narrow_up, half.narrow_down, *top, **flags,
         BD=max(triton.next_power_of_2(flags["DIM"]), ROWS), BK=tiles.piece, STAGES=tiles.stages,
         num_warps=tiles.warps,
