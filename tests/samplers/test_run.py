@@ -1,4 +1,4 @@
-"""The runner: what it records, when it stops, where its noise comes from."""
+"""The reference loop: what it records and where its noise comes from."""
 
 import pytest
 import torch
@@ -8,30 +8,30 @@ from sourceward.functional import keyed_normal, keyed_uniform
 from sourceward.samplers import Noise, StepSettings, generator_noise, keyed_noise, run
 from tests.helpers import make_generator, quadratic, random_weights, target_of
 
-BOWL = quadratic(torch.ones(2, dtype=torch.float64))
-QUIET = StepSettings(step_size=0.1, noise_std=0.0, clip=1e6, accept="energy_not_higher")
+QUADRATIC = quadratic(torch.ones(2, dtype=torch.float64))
+QUIET = StepSettings(step_size=0.1, noise_std=0.0, clip=1e6)
 
 
-def silence(like: torch.Tensor):
+def no_noise(like: torch.Tensor):
     return lambda k: Noise(torch.zeros_like(like), torch.ones(like.shape[:-1], dtype=like.dtype))
 
 
 def test_each_step_gets_its_own_number():
     start = torch.ones(1, 1, 2, dtype=torch.float64)
-    asked = []
+    steps = []
 
     def noise(k: int) -> Noise:
-        asked.append(k)
-        return silence(start)(k)
+        steps.append(k)
+        return no_noise(start)(k)
 
-    run("langevin", start, BOWL, QUIET, 4, noise)
-    assert asked == [0, 1, 2, 3]
+    run("langevin", start, QUADRATIC, QUIET, 4, noise)
+    assert steps == [0, 1, 2, 3]
 
 
-def test_plain_descent_of_a_bowl_by_hand():
+def test_gradient_descent_on_a_quadratic_by_hand():
     # x <- x - 0.1 x, four times.
     start = torch.tensor([[[1.0, 2.0]]], dtype=torch.float64)
-    chain = run("langevin", start, BOWL, QUIET, 4, silence(start), record=True)
+    chain = run("langevin", start, QUADRATIC, QUIET, 4, no_noise(start), record=True)
     torch.testing.assert_close(chain.feature, start * 0.9**4)
     torch.testing.assert_close(chain.energies.flatten(), 2.5 * 0.81 ** torch.arange(5, dtype=torch.float64))
     assert chain.energy_before.item() == 2.5
@@ -39,9 +39,9 @@ def test_plain_descent_of_a_bowl_by_hand():
     assert chain.steps.item() == 4
 
 
-def test_nothing_is_recorded_unless_asked_for():
+def test_nothing_is_recorded_by_default():
     start = torch.ones(1, 1, 2, dtype=torch.float64)
-    chain = run("langevin", start, BOWL, QUIET, 2, silence(start))
+    chain = run("langevin", start, QUADRATIC, QUIET, 2, no_noise(start))
     assert chain.trajectory is None
     assert chain.energies is None
     assert chain.origins is None
@@ -49,9 +49,9 @@ def test_nothing_is_recorded_unless_asked_for():
 
 def test_steps_counts_accepted_steps_only():
     start = torch.randn(1, 40, 2, generator=make_generator(), dtype=torch.float64)
-    settings = StepSettings(step_size=0.1, noise_std=0.5, clip=1e6, accept="energy_not_higher")
+    settings = StepSettings(step_size=0.1, noise_std=0.5, clip=1e6)
     noise = generator_noise(make_generator(1), start)
-    chain = run("langevin", start, BOWL, settings, 15, noise, record=True)
+    chain = run("langevin", start, QUADRATIC, settings, 15, noise, record=True)
     moved = (chain.trajectory[1:] != chain.trajectory[:-1]).any(-1)
     assert torch.equal(chain.steps, moved.sum(0))
     assert 0 < chain.steps.double().mean() < 15
@@ -62,9 +62,9 @@ def test_origins_are_the_starts_of_the_guided_step():
     weights = random_weights(2, 3)
     start, z = torch.randn(2, 2, 6, 3, generator=make_generator(), dtype=torch.float64)
     target = target_of(weights, z)
-    settings = StepSettings(step_size=2.0, noise_std=0.05, clip=0.03, accept="always")
+    settings = StepSettings(step_size=2.0, noise_std=0.05, clip=0.03)
     noise = generator_noise(make_generator(1), start)
-    chain = run("langevin", start, target, settings, 5, noise, record=True)
+    chain = run("langevin_unchecked", start, target, settings, 5, noise, record=True)
     for origin, end in zip(chain.origins, chain.trajectory[1:]):
         grad = target.energy_and_grad(origin)[1].clamp(-0.03, 0.03)
         torch.testing.assert_close(end, origin - 2.0 * grad)
@@ -97,7 +97,7 @@ def test_generator_noise_differs_between_sources_and_repeats_with_its_seed():
 def test_unknown_sampler_gets_the_nearest():
     start = torch.ones(1, 1, 2, dtype=torch.float64)
     with pytest.raises(InputError, match="Did you mean 'langevin'"):
-        run("langvin", start, BOWL, QUIET, 1, silence(start))
+        run("langvin", start, QUADRATIC, QUIET, 1, no_noise(start))
 
 
 @pytest.mark.parametrize(

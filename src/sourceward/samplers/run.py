@@ -1,4 +1,4 @@
-"""Run a sampler: loop its step, record what is asked for."""
+"""`run`: the reference loop over a sampler's steps. `run_chain` is the fast one, for stacked energies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ NoiseSource = Callable[[int], Noise]
 """`noise(k)` is the randomness of step k."""
 
 Record = bool | Literal["origins"]
-"""What a chain keeps: nothing, everything, or where it took its gradients."""
+"""What a chain records: nothing, everything, or the points at which it took its gradients."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Chain:
     energies: Tensor | None = None
     """Energy at each of those points, (steps + 1, sources, batch), when recorded."""
     origins: Tensor | None = None
-    """Where each step took its gradient, (steps, sources, batch, dim), when recorded."""
+    """The point at which each step took its gradient, (steps, sources, batch, dim), when recorded."""
 
 
 def run(
@@ -98,7 +98,7 @@ def keyed_noise(keys: Tensor, like: Tensor) -> NoiseSource:
 
 
 def generator_noise(generator: torch.Generator | None, like: Tensor) -> NoiseSource:
-    """Noise from a generator, for training: fast, but tied to the place in the batch."""
+    """Noise from a generator, for training: fast, but it depends on the position in the batch."""
 
     def source(k: int) -> Noise:
         options: dict[str, Any] = {"generator": generator, "dtype": like.dtype, "device": like.device}
