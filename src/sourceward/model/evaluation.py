@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,13 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.adaptation import AdaptationResult
-from sourceward.adaptation.base import mean_answer
+from sourceward.adaptation.tta import CopyFeatures, Statistics, copy_features, flat, predict_copies
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.data.features import extract_features, extract_styled
+from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import encode, prepare_samples
-from sourceward.data.transforms import STYLE, transform_names
+from sourceward.data.transforms import parse_transforms
 from sourceward.functional.bootstrap import interval, paired_draws
 from sourceward.model.model import PLURAL, Model
-from sourceward.model.views import view_features
 
 
 def evaluate(
@@ -51,20 +49,17 @@ def evaluate(
         raise InputError(f"This model reads {PLURAL[model.kind]}, but the data holds {PLURAL[dataset.kind]}.")
     dataset = _domains(dataset, target, model)
     labels = _labels(dataset, model)
-    features = dataset_features(model, dataset, progress)
-    views = asked_features(model, dataset, progress) if num_steps != 0 else []
+    copies = dataset_copies(model, dataset, model.tta if num_steps != 0 else "", progress)
     random = np.random.default_rng(0)
     domains, draws = {}, {}
     for code, name in enumerate(dataset.domain_names):
         rows = np.flatnonzero(dataset.domains == code)
         if len(rows):
             there = torch.from_numpy(rows).to(model.device)
-            before = model.adapt_features(features[there], num_steps=0)
-            voices = [
-                mean_answer([model.adapt_features(of[there], num_steps) for of in pictures])
-                for pictures in ([features], *views)
-            ]
-            after = mean_answer(voices)
+            parts = [copy._replace(feature=copy.feature[there]) for copy in copies]
+            before = model.adapt_features(parts[0].feature, num_steps=0)
+            settings = model.settings if num_steps is None else model.settings_for(num_steps)
+            after = predict_copies(model.network, parts, settings)
             domains[name], draws[name] = _scores(model, before, after, labels[rows], random)
             domains[name]["trained_on"] = name in model.sources
     averaged = [name for name, scores in domains.items() if not scores["trained_on"]] or list(domains)
@@ -79,10 +74,11 @@ def evaluate(
 
 @torch.no_grad()
 def dataset_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> Tensor:
-    """Return rescaled features of every row; those of a frozen backbone come from the cache."""
+    """Rescaled features of every row; those of a frozen backbone come from the cache."""
     backbone = model.backbone
     if backbone is not None and model.info.get("training", {}).get("freeze"):
         dataset = extract_features(dataset, backbone, model.device, progress)
+    if dataset.kind == "features":
         return model.features(dataset.items)
     model.network.eval()
     samples = prepare_samples(dataset, backbone, model.device, show=progress)
@@ -90,22 +86,31 @@ def dataset_features(model: Model, dataset: DomainDataset, progress: bool | None
 
 
 @torch.no_grad()
-def asked_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> list[list[Tensor]]:
-    """Return rescaled features of every transformed copy that `predict` uses, by transform. Those with the
-    sources' Fourier amplitudes come from the cache if the backbone is frozen."""
-    network, backbone = model.network.eval(), model.backbone
-    frozen = model.info.get("training", {}).get("freeze")
-    samples = None
-    found = []
-    for name in transform_names(model.views):
-        assert backbone is not None
-        if name == STYLE and frozen and network.amplitudes is not None:
-            toward = [np.full(len(dataset), source) for source in range(len(model.sources))]
-            style = partial(extract_styled, dataset, backbone, network.amplitudes)
-            found.append([model.features(style(one, model.device, progress)) for one in toward])
-            continue
-        samples = samples or prepare_samples(dataset, backbone, model.device, show=progress)
-        found += view_features(name, network, samples, slice(0, len(dataset)))
+def dataset_copies(
+    model: Model, dataset: DomainDataset, tta: str, progress: bool | None = None
+) -> list[CopyFeatures]:
+    """Rescaled features of every row and of its copies, the very ones that `predict` averages over.
+
+    Amplitude-mixed copies come from the cache where the backbone is frozen.
+    """
+    plain = CopyFeatures(dataset_features(model, dataset, progress), 1.0)
+    network, backbone, names = model.network.eval(), model.backbone, parse_transforms(tta)
+    found = [plain]
+    if "fourier" in names and backbone is not None and model.info.get("training", {}).get("freeze"):
+        names.remove("fourier")
+        assert network.amplitudes is not None
+        for source in range(network.sources):
+            toward, where = np.full(len(dataset), source), model.device
+            mixed = extract_amplitude_mixed(dataset, backbone, network.amplitudes, toward, where, progress)
+            found.append(CopyFeatures(model.features(mixed), 1 / network.sources))
+    if names:
+        samples = prepare_samples(dataset, backbone, model.device, show=progress)
+        images, statistics = samples.stored(slice(0, len(dataset))), Statistics.of(network)
+        copies = copy_features(
+            "+".join(names), statistics, backbone, lambda x: network.features(samples.normalize(x)), images
+        )
+        del copies[""]
+        found += flat(copies)
     return found
 
 
