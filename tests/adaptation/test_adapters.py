@@ -14,7 +14,6 @@ from sourceward.adaptation import (
     EnergyAdaptation,
     Unsuitable,
     adapter_traits,
-    measure_cost,
 )
 from sourceward.adaptation.baselines.peer import Peer
 from sourceward.nn import HEADS, Network
@@ -202,17 +201,6 @@ def test_without_an_update_a_peer_is_no_adaptation(name, head):
 def test_an_adapter_of_inputs_refuses_a_model_of_features(name):
     with pytest.raises(Unsuitable, match="reads features"):
         quick(name)(make_network(), make_rows())
-
-
-@every
-def test_cost_per_sample(name):
-    adapter = quick(name)
-    network, inputs = ready(adapter, rows=8)
-    inputs = inputs if adapter.reads == "inputs" else network.raw(inputs)
-    cost = measure_cost(adapter, network, inputs)
-    assert cost.total > cost.backbone >= 0
-    assert (cost.backbone > 0) == (adapter.reads == "inputs")
-    assert cost.adaptation == pytest.approx(cost.total - cost.backbone)
 
 
 def test_options_are_refused_by_name_and_by_value():

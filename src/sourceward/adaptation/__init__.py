@@ -20,7 +20,6 @@ from sourceward.adaptation.baselines.tea import TEA, TEAOnFeatures
 from sourceward.adaptation.baselines.tent import Tent, TentOnFeatures, TentOnLatent
 from sourceward.adaptation.baselines.tsd import TSD, TSDOnFeatures
 from sourceward.adaptation.baselines.ttt import TestTimeTraining
-from sourceward.adaptation.cost import Cost, measure_cost
 from sourceward.adaptation.energy import EnergyAdaptation, NoAdaptation
 from sourceward.adaptation.tta import Views
 
@@ -33,7 +32,6 @@ __all__ = [
     "TSD",
     "AdaptationResult",
     "Adapter",
-    "Cost",
     "EnergyAdaptation",
     "MEMOOnFeatures",
     "NoAdaptation",
@@ -52,6 +50,5 @@ __all__ = [
     "adapter_traits",
     "create_adapter",
     "list_adapters",
-    "measure_cost",
     "traits_table",
 ]
