@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sourceward.adaptation.base import ADAPTERS, Unsuitable
-from sourceward.adaptation.baselines.memo import image_preprocessing
-from sourceward.adaptation.baselines.peer import Peer, Response, encoder, unadapted
+from sourceward.adaptation.baselines.base import Baseline, BatchPrediction, unadapted
+from sourceward.adaptation.baselines.classifier import encoder
+from sourceward.adaptation.images import image_preprocessing
 from sourceward.data.transforms import (
     ADAIN,
     STYLE,
@@ -30,7 +31,7 @@ Look = Callable[[Tensor, View], Iterable[Tensor]]
 
 @ADAPTERS.register("views")
 @dataclass(frozen=True)
-class Views(Peer):
+class Views(Baseline):
     """The mean answer over the image and views of it; nothing learns.
 
     Args:
@@ -54,11 +55,11 @@ class Views(Peer):
         check_transforms(self.of, network)
 
     @torch.no_grad()
-    def stream(self, network: Network, batches: Iterator[Any]) -> Iterator[Response]:
+    def predict_batches(self, network: Network, batches: Iterator[Any]) -> Iterator[BatchPrediction]:
         features, looks = encoder(network), image_preprocessing(network)
         seen = partial(look_normalised, mean=looks.mean, std=looks.std)
 
-        def ask(images: Tensor) -> Response:
+        def ask(images: Tensor) -> BatchPrediction:
             return unadapted(network, features(images))
 
         for batch in batches:
@@ -105,6 +106,6 @@ def _toward(network: Network, source: int, ask: Callable[[Tensor], T], images: T
         return ask(images)
 
 
-def _mean(answers: list[Response]) -> Response:
-    feature, vote, per_source = (torch.stack(values).mean(0) for values in zip(*answers))
-    return Response(feature, vote, per_source)
+def _mean(answers: list[BatchPrediction]) -> BatchPrediction:
+    feature, probability, per_source = (torch.stack(values).mean(0) for values in zip(*answers))
+    return BatchPrediction(feature, probability, per_source)
