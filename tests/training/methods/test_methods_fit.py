@@ -1,4 +1,4 @@
-"""From `fit` with another method to a model folder that its adapters can read."""
+"""A fit with another method writes a model folder that its adapter can use."""
 
 import numpy as np
 import torch
