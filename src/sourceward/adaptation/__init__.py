@@ -19,7 +19,7 @@ from sourceward.adaptation.baselines.t3a import T3A
 from sourceward.adaptation.baselines.tea import TEA, TEAOnFeatures
 from sourceward.adaptation.baselines.tent import Tent, TentOnFeatures, TentOnLatent
 from sourceward.adaptation.baselines.tsd import TSD, TSDOnFeatures
-from sourceward.adaptation.baselines.ttt import TestTimeTraining
+from sourceward.adaptation.baselines.ttt import TTT
 from sourceward.adaptation.energy import EnergyAdaptation, NoAdaptation
 from sourceward.adaptation.tta import TestTimeAugmentation
 
@@ -30,6 +30,7 @@ __all__ = [
     "T3A",
     "TEA",
     "TSD",
+    "TTT",
     "AdaptationResult",
     "Adapter",
     "EnergyAdaptation",
@@ -44,7 +45,6 @@ __all__ = [
     "TentOnFeatures",
     "TentOnLatent",
     "TestTimeAugmentation",
-    "TestTimeTraining",
     "Traits",
     "Unsuitable",
     "adapter_traits",

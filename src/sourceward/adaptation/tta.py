@@ -14,11 +14,12 @@ from torch import Tensor
 
 from sourceward.adaptation.base import ADAPTERS, AdaptationResult, Unsuitable
 from sourceward.adaptation.energy import EnergyAdaptation
+from sourceward.adaptation.images import image_preprocessing
 from sourceward.data.augment import normalise
 from sourceward.data.augmix import pixels
 from sourceward.data.transforms import OWN, TRANSFORMS, Copy, as_bytes, make_copies, parse_transforms
 from sourceward.nn import Network
-from sourceward.nn.backbones import Backbone, ImagePreprocessing
+from sourceward.nn.backbones import Backbone
 from sourceward.nn.feature_statistics import FeatureStatistics
 from sourceward.nn.projection import Projected
 from sourceward.settings import AdaptSettings
@@ -151,14 +152,6 @@ def inner_backbone(network: Network) -> Backbone | None:
     backbone = network.backbone
     inner = backbone.backbone if isinstance(backbone, Projected) else backbone
     return inner if isinstance(inner, Backbone) else None
-
-
-def image_preprocessing(network: Network) -> ImagePreprocessing:
-    """How the network's images are prepared; refused where it reads none."""
-    preprocessing = getattr(inner_backbone(network), "preprocessing", None)
-    if not isinstance(preprocessing, ImagePreprocessing):
-        raise Unsuitable("This adapter changes images, and the model reads none.")
-    return preprocessing
 
 
 @ADAPTERS.register("tta")
