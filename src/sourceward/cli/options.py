@@ -112,5 +112,5 @@ def load_model(run: str, device: str, num_steps: int | None, tta: str | None) ->
     elif num_steps == 0:
         model.with_tta("")
     if num_steps is not None:
-        model.settings = model.asked(num_steps)
+        model.adapter.set_params(num_steps=num_steps)
     return model
