@@ -24,7 +24,7 @@ def file(tmp_path):
 
 def test_results_are_written_with_their_command(file, tmp_path):
     out = tmp_path / "out"
-    quick = [f"--set={k}" for k in ("max_iter=3", "batch_size=8", "train_steps=2", "chains=4")]
+    quick = [f"--set={k}" for k in ("max_iter=3", "batch_size=8", "train.num_steps=2", "train.chains=4")]
     done = sourceward("bench", file, "--out", str(out), "--steps", "0,2", *quick)
     assert done.returncode == 0, done.stderr
     results = json.loads((out / "results.json").read_text())
@@ -46,7 +46,7 @@ def test_bad_input_is_one_line_and_exit_code_2(file, tmp_path):
 def test_a_failed_run_sets_the_exit_code(file, tmp_path):
     """A broken model file of one run: it is reported, the other is there."""
     out = tmp_path / "out"
-    quick = [f"--set={k}" for k in ("max_iter=3", "batch_size=8", "train_steps=2", "chains=4")]
+    quick = [f"--set={k}" for k in ("max_iter=3", "batch_size=8", "train.num_steps=2", "train.chains=4")]
     arguments = ("bench", file, "--out", str(out), "--adapters", "ebtsa:num_steps=2", *quick)
     assert sourceward(*arguments).returncode == 0
     broken = next((out / "models").glob("f-without-1*")) / "estimator.safetensors"

@@ -85,7 +85,7 @@ def bench(
 
     preset, data = split_preset(data)
     given = None if weights.lower() == "none" else weights
-    training = Training(training_settings(set_), device, True, False, backbone, given, freeze, preset)
+    training = Training(training_settings(set_), device, False, backbone, given, freeze, preset)
     plan = Plan(
         tuple(data),
         parse_methods(adapter_names(adapters), step_numbers(steps)),

@@ -20,14 +20,14 @@ def demo(
         bool, typer.Option(help="Seconds instead of a minute; the numbers mean nothing.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
-    picture: Annotated[Path | None, typer.Option(hidden=True, help="Also draw the README's picture.")] = None,
+    figure: Annotated[Path | None, typer.Option(hidden=True, help="Also draw the README's figure.")] = None,
 ) -> None:
     """Rotate handwritten digits into domains, adapt samples of unseen angles, and report the gain."""
     from sourceward._util.storage import open_folder
     from sourceward.bench.demo.experiment import DemoSettings, one_thread, quick_settings, run
     from sourceward.bench.demo.illustrations import illustrate
     from sourceward.bench.demo.numbers import summarize
-    from sourceward.report.demo import draw_picture, write_report
+    from sourceward.report.demo import draw_figure, write_report
 
     settings = quick_settings(seed) if quick else DemoSettings(seed)
     if steps is not None:
@@ -37,8 +37,8 @@ def demo(
         outcome = run(settings)
         results, shown = summarize(outcome) | _provenance(outcome), illustrate(outcome)
         write_report(results, shown, out)
-        if picture is not None:
-            draw_picture(results, shown, picture)
+        if figure is not None:
+            draw_figure(results, shown, figure)
     if json:
         typer.echo(jsonlib.dumps(results, indent=2))
     else:

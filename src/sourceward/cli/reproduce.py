@@ -47,7 +47,7 @@ def reproduce(
 
     EXPERIMENTS[name]  # the error for an unknown one names the nearest
     given = None if weights.lower() == "none" else weights
-    training = Training(training_settings(set_), device, False, True, backbone, given, freeze)
+    training = Training(training_settings(set_), device, True, backbone, given, freeze)
     context = Context(
         (*data, *(more or ())),
         out or Path("reproduce") / name,

@@ -1,4 +1,4 @@
-"""The demo's page, results file and README picture, from plain data."""
+"""The demo's page, results file and README figure, from plain data."""
 
 import json
 from dataclasses import replace
@@ -168,7 +168,7 @@ def _method(results: dict[str, Any]) -> Section:
     return Section("How this was made", text)
 
 
-def draw_picture(results: dict[str, Any], shown: dict[str, Any], path: Path) -> None:
-    """Write the README's picture: accuracy and energy against steps, and one target before and after."""
+def draw_figure(results: dict[str, Any], shown: dict[str, Any], path: Path) -> None:
+    """Write the README's figure: accuracy and energy against steps, and one target before and after."""
     panels = [*curve_panels(results), *next(iter(shown["maps"].values()))]
     figures.save_png(panels, (10, 5.6), path, rows=2, ink="#333333")

@@ -83,7 +83,7 @@ def to_svg(panels: Panel | Sequence[Panel], size: tuple[float, float], name: str
 def save_png(
     panels: Sequence[Panel], size: tuple[float, float], path: Path, rows: int = 1, ink: str = "#222222"
 ) -> None:
-    """Write panels as a picture on white."""
+    """Write panels as PNG on white."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _drawn(panels, size, ink, rows) as figure:
         figure.savefig(path, facecolor="white")

@@ -53,7 +53,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """Return the page as HTML. Text is escaped; SVG from `figures` is trusted."""
+    """Return the page as HTML. Text is escaped; SVG from `figures` is not."""
     try:
         from jinja2 import Environment
     except ImportError:

@@ -20,7 +20,7 @@ from sourceward.report.finding import finding
 from tests.helpers import make_domains
 from tests.tiny_runs import TINY, image_folder, tiny_texts
 
-QUICK = {"max_iter": 15, "batch_size": 16, "train_steps": 3, "chains": 8, "learning_rate": 0.03}
+QUICK = {"max_iter": 15, "batch_size": 16, "train.num_steps": 3, "train.chains": 8, "learning_rate": 0.03}
 DOMAINS = {
     "gaps": "0 15 30 45 60 75 90",
     "corruptions": "clean gaussian_noise fog spatter",
@@ -44,7 +44,7 @@ def feature_file(path, domains="a b c", rows=30):
 
 
 def context(file, out, **changes):
-    base = Context((file,), out, (0,), (), Training(QUICK, "cpu", False, True), 2, True)
+    base = Context((file,), out, (0,), (), Training(QUICK, "cpu", True), 2, True)
     return replace(base, **changes)
 
 
@@ -260,7 +260,7 @@ def test_on_real_features(shared, tmp_path):
     file = shared / "data" / "banks" / "pacs_mobilenetv2_frozen_without_photo.npz"
     if not file.exists():
         pytest.skip("the feature banks are not in ../shared/data")
-    training = Training({"max_iter": 40, "batch_size": 64, "chains": 8}, "cpu", False, True)
+    training = Training({"max_iter": 40, "batch_size": 64, "train.chains": 8}, "cpu", True)
     results = reproduce("per-source", context(str(file), tmp_path, training=training, num_steps=5))
     sources = results["numbers"]["sources"]
     assert len(sources) == 3

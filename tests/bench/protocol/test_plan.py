@@ -21,7 +21,7 @@ from sourceward.report.context import training_peak
 from tests.helpers import make_domains
 from tests.tiny_runs import FINETUNE, TINY, fit_tiny, image_folder, tiny_images, tiny_texts
 
-QUICK = {"max_iter": 5, "batch_size": 8, "train_steps": 2, "chains": 4}
+QUICK = {"max_iter": 5, "batch_size": 8, "train.num_steps": 2, "train.chains": 4}
 
 
 def feature_file(path, sources=3, flip=None):

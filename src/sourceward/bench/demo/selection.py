@@ -34,13 +34,8 @@ from sourceward.bench.demo.experiment import (
 from sourceward.estimator import EnergyAdapter
 
 SEEDS, HELD_OUT, STEP_COUNTS = (0, 1), (15, 75), (0, 5, 10, 20, 30)
-CANDIDATES: dict[str, dict[str, Any]] = {
-    "pooled, guide 1": {"head": "pooled", "guide": 1.0},
-    "pooled, guide 3": {"head": "pooled", "guide": 3.0},
-    "pooled, guide 10": {"head": "pooled", "guide": 10.0},
-    "prototype, guide 3": {"head": "prototype", "guide": 3.0},
-    "concat, guide 1": {"head": "concat", "guide": 1.0},
-}
+CANDIDATES = (("pooled", 1), ("pooled", 3), ("pooled", 10), ("prototype", 3), ("concat", 1))
+"""Head, and weight of the last line of eq. 10."""
 
 
 def select(seeds: tuple[int, ...] = SEEDS) -> dict[str, Any]:
@@ -86,8 +81,11 @@ def _score(
         for epochs in (20, 40):
             hidden = fit_hidden(x, y, epochs, seed, noise)
             yield f"two hidden layers, noise {noise}, {epochs} epochs", percent(hidden.predict(x_test))
-    for name, changes in CANDIDATES.items():
-        estimator = EnergyAdapter(random_state=seed, verbose=False, **{**ESTIMATOR, **changes})
+    for head, guide in CANDIDATES:
+        name, train = f"{head}, guide {guide}", ESTIMATOR["train"] | {"guide_weight": float(guide)}
+        estimator = EnergyAdapter(
+            random_state=seed, verbose=False, **{**ESTIMATOR, "head": head, "train": train}
+        )
         estimator.fit(x, y, sample_domain=source)
         closest = adapt(estimator, x_test, 0, aggregation="closest").probabilities.argmax(1)
         yield f"{name}, closest source alone, 0 steps", percent(closest)

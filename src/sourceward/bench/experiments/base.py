@@ -91,12 +91,12 @@ class Context:
         """Yield the name and the content of each dataset."""
         for data in self.data:
             dataset = open_dataset(data)
-            self.training.check(dataset.kind)
+            self.training.fit_settings(dataset.kind)
             yield name_of(data, dataset), dataset
 
     def with_settings(self, **settings: Any) -> Training:
-        """Return the training with some settings changed."""
-        return replace(self.training, settings={**self.training.settings, **settings})
+        """Return the training with some settings changed; experiments name their steps."""
+        return replace(self.training, settings={**self.training.settings, **settings}, tune=False)
 
     def cases(self, **settings: Any) -> Iterator[Case]:
         """Yield every (data, target, seed), trained with some settings changed."""

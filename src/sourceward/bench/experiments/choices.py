@@ -43,14 +43,14 @@ DISTILLED: dict[str, dict[str, Any]] = {
 TRAINING: dict[str, dict[str, Any]] = {
     "defaults": {},
     "no whitening": {"whiten": False},
-    "KL weight 0.01, feature noise 0.5": {"kl": 0.01, "feature_noise": 0.5},
-    "KL weight 0.03": {"kl": 0.03},
+    "KL weight 0.01, feature noise 0.5": {"kl_weight": 0.01, "train.feature_noise": 0.5},
+    "KL weight 0.03": {"kl_weight": 0.03},
     "head of the paper": {"head": "prototype"},
     "learned aggregation": {"aggregation": "learned"},
-    "without the last line of eq. 10": {"guide": 0.0},
-    "without feature noise": {"feature_noise": 0.0},
-    "with posterior chains": {"posterior_chain": True},
-    "pooled and own classifier with equal weights": {"pooled": 1.0},
+    "without the last line of eq. 10": {"train.guide_weight": 0.0},
+    "without feature noise": {"train.feature_noise": 0.0},
+    "with posterior chains": {"train.posterior_chain": True},
+    "pooled and own classifier with equal weights": {"train.pooled_weight": 1.0},
 }
 """Settings of training, each compared with the defaults."""
 
@@ -118,7 +118,7 @@ def _distilled(scores: Scores, how: str) -> tuple[str, dict[str, Any]]:
 
 def _held_out_sources(context: Context, settings: dict[str, Any]) -> Iterator[Case]:
     """Yield every source in turn as a target, left out beside the held-out targets."""
-    training = replace(context.with_settings(**settings), tune=False)
+    training = context.with_settings(**settings)
     for name, dataset in context.datasets():
         for left_out in leave_out(dataset, context.targets):
             held = left_out if dataset.targets else ()
@@ -134,7 +134,7 @@ def _held_out_sources(context: Context, settings: dict[str, Any]) -> Iterator[Ca
 
 def _held_out_targets(context: Context) -> Iterator[Case]:
     """Yield the targets that the data holds out, with a distilled sampler trained."""
-    training = replace(context.with_settings(sampler="distilled"), tune=False)
+    training = context.with_settings(sampler="distilled")
     for name, dataset in context.datasets():
         for left_out, targets in leave_out(dataset, context.targets).items() if dataset.targets else ():
             for seed in context.seeds:

@@ -1,7 +1,6 @@
 """One clean source: corruptions as targets; noise, or other corruptions, as training shifts."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from sourceward.data import DomainDataset
 from sourceward.data.corrupting import CLEAN, corrupted_domains
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS, TEST_CORRUPTIONS
 from sourceward.estimator import EnergyAdapter
+from sourceward.training.configuration import settings_for
 
 SMALL = ("gaussian_noise", "contrast")
 NEGATIVES = ("noise as negatives", "other corruptions as negatives")
@@ -119,16 +119,9 @@ def _fit(
 ) -> EnergyAdapter:
     """Return a model of clean features, trained now or before. Copies of the validation images are no
     shifts in training: targets may be made of the same images."""
-    known = EnergyAdapter().get_params()
-    settings: dict[str, Any] = {k: v for k, v in context.training.settings.items() if k in known}
+    settings = settings_for(False, {"num_steps": context.num_steps} | context.training.settings)
     device = context.training.device
-    given: dict[str, Any] = {
-        "random_state": seed,
-        "verbose": False,
-        "num_steps": context.num_steps,
-        "device": device,
-    }
-    estimator = EnergyAdapter(**(given | settings))
+    estimator = EnergyAdapter(**settings.estimator(), random_state=seed, verbose=False, device=device)
     clean = clean.train_val()[0]
     shifted = None if shifted is None else shifted.train_val()[0]
     data = [None if part is None else part.fingerprint() for part in (clean, shifted)]

@@ -1,15 +1,17 @@
 """The cost of adaptation: training against the length of its chains, prediction against the steps."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
+from sklearn.base import clone
 
 from sourceward._util.tables import Table
 from sourceward.bench.experiments.base import Case, Context, Drawing, Outcome, experiment
 from sourceward.bench.published import published
 from sourceward.bench.speed.timing import timed
-from sourceward.estimator import EnergyAdapter
+from sourceward.settings import TrainSettings
 
 CHAIN_LENGTHS, STEP_COUNTS, ITERATIONS, BATCH = (1, 20, 40, 60, 80, 100), (0, 10, 20, 50), 20, 128
 
@@ -62,12 +64,13 @@ def training_seconds(case: Case, chain_length: int, iterations: int) -> float:
     part = case.checkpoint.source_part
     X = case.checkpoint.network.raw(part.feature).cpu().numpy()
     names = np.asarray(part.dataset.domain_names)[part.dataset.domains]
-    given = (case.checkpoint.estimator or EnergyAdapter()).get_params()
-    given |= {"train_steps": chain_length, "verbose": False, "allow_missing": True, "num_steps": 1}
+    own = case.checkpoint.model.adapter
+    settings = replace(TrainSettings.of(own.train), num_steps=chain_length)
 
     def seconds(count: int) -> float:
+        estimator = clone(own).set_params(train=settings, num_steps=1, max_iter=count, verbose=False)
         start = time.perf_counter()
-        EnergyAdapter(**{**given, "max_iter": count}).fit(X, part.label, sample_domain=names)
+        estimator.set_params(checkpoint=None).fit(X, part.label, names, allow_missing=True)
         return time.perf_counter() - start
 
     short = seconds(2)

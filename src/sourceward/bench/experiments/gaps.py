@@ -44,7 +44,7 @@ def gaps(context: Context) -> Outcome:
         for setting, angles in SETTINGS.items():
             part = dataset.of_domains([*(f"{angle:g}" for angle in angles), *HELD_OUT])
             for seed in context.seeds:
-                checkpoint = context.train(part, context.training, left_out, seed, f"{name}-{setting}")
+                checkpoint = context.train(part, context.with_settings(), left_out, seed, f"{name}-{setting}")
                 for target in targets:
                     case = Case(name, target, seed, checkpoint, checkpoint.part(target))
                     for how, steps in ((OFF, 0), (ADAPTED, context.num_steps)):

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError
 from sourceward._util.tables import Table
-from sourceward.adaptation.baselines.classifier import log_vote, voter_logits
+from sourceward.adaptation.baselines.classifier import ensemble_logits
 from sourceward.bench.experiments.base import OFF, Case, Context, Drawing, Outcome, check_targets, experiment
 from sourceward.bench.experiments.scores import Scores
 from sourceward.bench.protocol.controls import linear_control
 from sourceward.bench.protocol.methods import Method
+from sourceward.functional.voting import log_vote
 from sourceward.nn.heads import HEADS, PrototypeHead
 
 PER_STEP = (1, 16, 64, 128)
@@ -76,7 +77,7 @@ def predict_from_latent(case: Case) -> np.ndarray:
     network = case.checkpoint.network
     z = latent_mean(case, case.part.feature)
     z = z * (network.dim**0.5 / z.norm(dim=-1, keepdim=True).clamp_min(1e-12))
-    return log_vote(voter_logits(network, z)).exp().cpu().numpy()
+    return log_vote(ensemble_logits(network, z)).exp().cpu().numpy()
 
 
 def classify_latent(case: Case) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Accuracy and energy against the number of steps: without z, with p(z|x), and with the oracle's z."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -58,7 +57,7 @@ def oracle_prediction(case: Case, num_steps: int) -> tuple[np.ndarray, float]:
     label = torch.from_numpy(checkpoint.class_indices(part.label)).to(part.feature.device)
     posterior = network.posterior(network.centers)
     assert posterior is not None
-    settings = replace(checkpoint.settings, num_steps=num_steps, aggregation="mean")
+    settings = checkpoint.settings(num_steps, aggregation="mean")
     probability, energy = [], []
     for start in range(0, len(label), BLOCK):
         rows = slice(start, start + BLOCK)

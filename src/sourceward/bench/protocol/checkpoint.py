@@ -1,24 +1,26 @@
-"""One training, and every method evaluated on it: the same weights and features for all."""
+"""One trained model, and every method evaluated on it: the same weights and features for all."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adaptation import ADAPTERS, AdaptationResult, EnergyAdaptation, create_adapter
-from sourceward.adaptation.base import adapter_traits, mean_answer
+from sourceward.adaptation import ADAPTERS, AdaptationResult, create_adapter
+from sourceward.adaptation.base import adapter_traits
+from sourceward.adaptation.tta import CopyFeatures, predict_copies
 from sourceward.bench.protocol.controls import Classifier, fit_control
 from sourceward.bench.protocol.measures import class_positions
 from sourceward.bench.protocol.methods import AUTO, EBTSA, NONE, Method
-from sourceward.bench.speed.throughput import inner_backbone, measure_encoding
+from sourceward.bench.speed.throughput import measure_encoding
 from sourceward.data import DomainDataset
-from sourceward.estimator import EnergyAdapter
+from sourceward.data.loading import prepare_samples
+from sourceward.model import Model
+from sourceward.model.evaluation import dataset_copies, dataset_features
 from sourceward.nn import Network
 from sourceward.settings import AdaptSettings
 
@@ -41,68 +43,66 @@ class Part:
 
 @dataclass
 class Checkpoint:
-    """A trained network with what it takes to evaluate it.
+    """A trained model with the data that it is evaluated on.
 
     Args:
-        network: in eval mode.
-        sources: names.
-        codes: code of each of the network's classes in the dataset's numbering.
+        model: trained on the other domains.
         data: the whole dataset.
         left_out: domains that were not trained on.
-        settings: of test time.
-        encode: rescaled features of a part of the dataset.
-        estimator: where the features are the user's own.
-        info: seconds and memory of the training, expected gain, settings.
-        settings_for: settings of test time for a number of steps; `settings` if None.
-        transform: features of transformed copies of a part of the dataset, where the model uses TTA.
+        info: seconds and memory of the training, expected gain, seed.
     """
 
-    network: Network
-    sources: tuple[str, ...]
-    codes: np.ndarray
+    model: Model
     data: DomainDataset
     left_out: tuple[str, ...]
-    settings: AdaptSettings
-    encode: Callable[[DomainDataset], Tensor]
-    estimator: EnergyAdapter | None = None
     info: dict[str, Any] = field(default_factory=dict)
-    settings_for: Callable[[int], AdaptSettings] | None = None
-    transform: Callable[[DomainDataset], list[list[Tensor]]] | None = None
     _controls: dict[str, tuple[Classifier, np.ndarray, float]] = field(default_factory=dict)
     _prepared: tuple[Part, Any] | None = None
-    _copies: tuple[Part, list[list[Tensor]]] | None = None
+    _copies: tuple[Part, list[CopyFeatures]] | None = None
+
+    @property
+    def network(self) -> Network:
+        return self.model.network
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self.model.sources
+
+    @cached_property
+    def codes(self) -> np.ndarray:
+        """Code of each of the model's classes in the dataset's numbering."""
+        return np.array([self.data.classes.index(name) for name in self.model.classes])
 
     def part(self, domain: str) -> Part:
         """Return all samples of one domain."""
-        dataset = self.data.of_domains([domain])
-        return Part(dataset, self.encode(dataset))
+        return self._encoded(self.data.of_domains([domain]))
+
+    def _encoded(self, dataset: DomainDataset) -> Part:
+        return Part(dataset, dataset_features(self.model, dataset, False))
 
     @cached_property
     def source_part(self) -> Part:
         """All samples of the sources together."""
-        dataset = self.data.without(self.left_out)
-        return Part(dataset, self.encode(dataset))
+        return self._encoded(self.data.without(self.left_out))
 
     @cached_property
     def validation(self) -> list[Part]:
-        """Rows of each source that were not trained on; empty where all were."""
+        """Rows of each source that were not trained on."""
         sources = self.data.without(self.left_out)
-        rows = sources.train_val_indices(self.fraction)[1]
+        rows = sources.train_val_indices(self.info["validation_fraction"])[1]
         parts = [rows[sources.domains[rows] == code] for code in range(len(sources.domain_names))]
-        if self.info.get("frozen"):  # features are cached by domain: those of a part would be computed again
+        if self.info["frozen"]:  # features are cached by domain: those of a part would be computed again
             return [self.source_part.select(part) for part in parts if len(part)]
-        chosen = [sources.select(part) for part in parts if len(part)]
-        return [Part(dataset, self.encode(dataset)) for dataset in chosen]
+        return [self._encoded(sources.select(part)) for part in parts if len(part)]
 
     def control(self, name: str) -> tuple[Classifier, np.ndarray, float]:
         """Return a control trained on the rows of heads and energies, its class codes, and its seconds."""
         if name not in self._controls:
             sources = self.source_part
-            held = self.info.get("hold_out", True)
-            rows = sources.dataset.train_val_indices(self.fraction)[0] if held else slice(None)
+            rows = sources.dataset.train_val_indices(self.info["validation_fraction"])[0]
             label, domain = sources.label[rows], sources.dataset.domains[rows]
             start = time.perf_counter()
-            fitted = fit_control(name, self.raw(sources)[rows], label, domain, self.info.get("seed", 0))
+            fitted = fit_control(name, self.raw(sources)[rows], label, domain, self.info["seed"])
             self._controls[name] = *fitted, time.perf_counter() - start
         return self._controls[name]
 
@@ -112,15 +112,10 @@ class Checkpoint:
             return np.asarray(part.dataset.items, dtype=np.float32)
         return self.network.raw(part.feature).cpu().numpy()
 
-    @property
-    def fraction(self) -> float:
-        """Share of the sources that is used for validation, where the data has no lists."""
-        return self.info.get("validation_fraction", 0.1)
-
     @cached_property
     def encode_ms(self) -> float:
         """Milliseconds of the backbone for each sample, without decoding; 0 without a backbone."""
-        return 0.0 if self.network.backbone is None else measure_encoding(self.network, self.data)
+        return 0.0 if self.model.backbone is None else measure_encoding(self.model, self.data)
 
     def class_indices(self, label: np.ndarray) -> np.ndarray:
         """Return the dataset's labels in the network's numbering."""
@@ -132,67 +127,50 @@ class Checkpoint:
 
     def predict(self, method: Method, part: Part) -> AdaptationResult:
         """Return the predictions of one method on one part."""
-        options = method.own
-        if method.name == NONE:
-            return self.adapt(part, num_steps=0)
-        if method.name == EBTSA:
-            return self.adapt(part, **options)
-        if "settings" in getattr(ADAPTERS[method.name], "__dataclass_fields__", {}):
-            options["settings"] = self.settings
-        adapter = create_adapter(method.name, **options)
+        if method.name in (NONE, EBTSA):
+            return self.adapt(part, **({"num_steps": 0} if method.name == NONE else method.own))
+        adapter = create_adapter(method.name, **method.own)
         # A shuffled stream: files sorted by class would starve an adapter that keeps state.
-        order = np.random.default_rng(self.info.get("seed", 0)).permutation(len(part.label))
-        if adapter.reads == "inputs":
-            adapted = adapter(self.network, self._stream(part, order))
-        else:
-            rows = torch.from_numpy(order).to(part.feature.device)
-            adapted = adapter(self.network, part.feature[rows])
-        return in_order(adapted, order)
+        order = np.random.default_rng(self.info["seed"]).permutation(len(part.label))
+        inputs = self._stream(part, order) if adapter.reads == "inputs" else part.select(order).feature
+        return in_order(adapter(self.network, inputs), order)
 
     def _stream(self, part: Part, order: np.ndarray) -> Iterator[Any]:
         """Return the backbone's inputs in batches; kept for the next adapter."""
-        from sourceward.data.loading import prepare_samples
-
-        backbone = self.network.backbone
-        if backbone is None:
+        if self.model.backbone is None:
             return iter(())  # the adapter itself says what it lacks
-        if self._prepared is not None and self._prepared[0] is part:
-            return self._prepared[1].batches(slice(0, len(order)))
-        self._prepared, dataset = None, part.dataset.select(order)
-        samples = prepare_samples(dataset, inner_backbone(backbone), self.network.scale.device, show=False)
-        self._prepared = part, samples
-        return samples.batches(slice(0, len(dataset)))
+        if self._prepared is None or self._prepared[0] is not part:
+            self._prepared, dataset = None, part.dataset.select(order)
+            samples = prepare_samples(dataset, self.model.backbone, self.model.device, show=False)
+            self._prepared = part, samples
+        return self._prepared[1].batches(slice(0, len(order)))
 
-    def adapt(self, part: Part, **options: Any) -> AdaptationResult:
-        """Run `ebtsa` with some settings changed; without a number of steps, as validation chose it."""
-        if self.estimator is not None:
-            with changed(self.estimator, options) as estimator:
-                return estimator.adapt(np.asarray(part.dataset.items, dtype=np.float32))
-        given = {k: v for k, v in options.items() if (k, v) != ("num_steps", AUTO)}
-        steps = given.get("num_steps")
-        base = self.settings_for(steps) if self.settings_for and steps is not None else self.settings
-        inner = {k: v for k, v in given.items() if k in self.settings.step.__dataclass_fields__}
-        outer = {k: v for k, v in given.items() if k not in inner}
-        settings = replace(base, step=replace(base.step, **inner), **outer)
-        settings = settings.off() if steps == 0 else settings
-        settings.check()
-        run = partial(EnergyAdaptation(settings), self.network)
-        copies = self.copies(part) if steps is None else []
-        return mean_answer([run(part.feature), *(mean_answer([*map(run, c)]) for c in copies)])
+    def settings(self, num_steps: int | str = AUTO, **options: Any) -> AdaptSettings:
+        """Return test-time settings with some changed; `auto` are those that validation chose."""
+        settings = self.model.settings if num_steps == AUTO else self.model.settings_for(int(num_steps))
+        inner = {name: value for name, value in options.items() if hasattr(settings.step, name)}
+        outer = {name: value for name, value in options.items() if name not in inner}
+        settings = replace(settings, step=replace(settings.step, **inner), **outer)
+        return settings.off() if num_steps == 0 else settings
 
-    def copies(self, part: Part) -> list[list[Tensor]]:
-        """Return features of the transformed copies that TTA averages over; kept for the last part."""
-        if self.transform is None:
-            return []
+    def adapt(self, part: Part, *, num_steps: int | str = AUTO, **options: Any) -> AdaptationResult:
+        """Run `ebtsa` with some settings changed; without a number of steps as users get it, TTA included."""
+        copies = self.copies(part) if num_steps == AUTO else [CopyFeatures(part.feature, 1.0)]
+        return predict_copies(self.network, copies, self.settings(num_steps, **options))
+
+    def copies(self, part: Part) -> list[CopyFeatures]:
+        """Return features of the samples and of the copies that TTA averages over; kept for the last part."""
+        if not self.model.tta:
+            return [CopyFeatures(part.feature, 1.0)]
         if self._copies is None or self._copies[0] is not part:
-            self._copies = part, self.transform(part.dataset)
+            self._copies = part, dataset_copies(self.model, part.dataset, self.model.tta, False)
         return self._copies[1]
 
     def passes(self, method: Method, part: Part) -> int:
         """Return the backbone passes for each sample, without those that the method runs itself."""
         if method.name in ADAPTERS and adapter_traits(method.name).reads == "inputs":
             return 0
-        return 1 + (sum(map(len, self.copies(part))) if method.auto else 0)
+        return len(self.copies(part)) if method.auto else 1
 
 
 def in_order(adapted: AdaptationResult, order: np.ndarray) -> AdaptationResult:
@@ -200,13 +178,3 @@ def in_order(adapted: AdaptationResult, order: np.ndarray) -> AdaptationResult:
     back = np.argsort(order)
     rows: dict[str, Any] = {k: v if v is None else v[back] for k, v in vars(adapted).items()}
     return AdaptationResult(**rows)
-
-
-@contextmanager
-def changed(estimator: EnergyAdapter, options: dict[str, Any]) -> Iterator[EnergyAdapter]:
-    """Set other settings of test time inside the block."""
-    own = estimator.get_params()
-    try:
-        yield estimator.set_params(**options)
-    finally:
-        estimator.set_params(**{name: own[name] for name in options})

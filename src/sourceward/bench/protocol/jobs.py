@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sourceward.adaptation.base import Unsuitable
-from sourceward.bench.protocol.checkpoint import Checkpoint, Part, changed
+from sourceward.bench.protocol.checkpoint import Checkpoint, Part
 from sourceward.bench.protocol.measures import measure, measure_adaptation
 from sourceward.bench.protocol.methods import CONTROLS, NONE, Method
 from sourceward.bench.protocol.provenance import adapter_version, code_version
@@ -99,19 +99,9 @@ def run_job(job: Job) -> list[dict[str, Any]]:
         return failed_runs(job, error)
     if any(method.name == NONE for _, method in job.pairs()):  # its runs carry the cost
         with suppress(Exception):  # the predictions matter more
-            checkpoint.info["cost"] = (checkpoint.info.get("cost") or {}) | {"predict": _cost(checkpoint)}
+            predict = measure_prediction(checkpoint.model, MEASURED_STEPS, data)
+            checkpoint.info["cost"] = (checkpoint.info["cost"] or {}) | {"predict": predict}
     return [run for target, methods in job.evaluations for run in _evaluate(job, checkpoint, target, methods)]
-
-
-def _cost(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Measure prediction with adaptation, backbone included."""
-    if checkpoint.estimator is not None:
-        with changed(checkpoint.estimator, {"num_steps": MEASURED_STEPS}) as estimator:
-            settings = estimator._test_time()
-    else:
-        own = checkpoint.settings_for
-        settings = own(MEASURED_STEPS) if own else checkpoint.settings
-    return measure_prediction(checkpoint.network, settings, checkpoint.data)
 
 
 def _evaluate(
@@ -152,7 +142,7 @@ def _run(job: Job, checkpoint: Checkpoint, part: Part, before: np.ndarray, metho
     if adapted.per_source is not None and np.isfinite(adapted.per_source).all():
         own = checkpoint.codes[adapted.per_source.argmax(2)] == part.label[:, None]
         numbers["per_source"] = {name: float(own[:, i].mean()) for i, name in enumerate(checkpoint.sources)}
-    if job.training.hold_out and checkpoint.validation and rows is None:
+    if rows is None:
         scores = [
             checkpoint.right(held, checkpoint.predict(method, held).probabilities).mean()
             for held in checkpoint.validation

@@ -13,7 +13,7 @@ from typing import Any
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.bench.protocol.engines import ENGINES, run_jobs
 from sourceward.bench.protocol.jobs import Job, failed_runs, run_job
-from sourceward.bench.protocol.methods import CONTROLS, EBTSA, Method
+from sourceward.bench.protocol.methods import AUTO, CONTROLS, EBTSA, Method
 from sourceward.bench.protocol.provenance import code_version, versions
 from sourceward.bench.protocol.runs import FORMAT, Folder
 from sourceward.bench.protocol.selection import SELECTIONS
@@ -65,7 +65,6 @@ def bench(
         raise unknown_name("engine", engine, ENGINES)
     training = replace(
         plan.training,
-        hold_out=plan.selection in ("source", "oracle"),
         last=plan.selection == "last",
         tune=any(method.auto for method in plan.methods),
     )
@@ -74,7 +73,8 @@ def bench(
     named = {name_of(data, dataset): dataset for data, dataset in zip(plan.data, datasets)}
     for dataset in datasets:
         for own in ({}, *(method.own for method in plan.methods if method.name == EBTSA)):
-            replace(training, settings=training.settings | own).check(dataset.kind)
+            own = {name: value for name, value in own.items() if value != AUTO}
+            replace(training, settings=training.settings | own).fit_settings(dataset.kind)
     jobs = [
         job for data, dataset in zip(plan.data, datasets) for job in _jobs(plan, data, dataset, Path(out))
     ]
@@ -204,13 +204,7 @@ def _configuration(plan: Plan, jobs: Sequence[Job]) -> dict[str, Any]:
 
 
 def _settings(plan: Plan, kind: str) -> dict[str, Any]:
-    from sourceward.estimator import EnergyAdapter
-
     training = plan.training
-    if kind == "features":
-        params = EnergyAdapter(**training.settings).get_params()
-        hidden = ("num_steps", "random_state", "verbose", "checkpoint")
-        return {name: value for name, value in params.items() if name not in hidden}
     weights = None if training.weights is None else Path(training.weights).name
     named = {"backbone": training.backbone, "weights": weights, "freeze": training.freeze}
     return named | {"preset": training.preset} | training.fit_settings(kind).to_dict()

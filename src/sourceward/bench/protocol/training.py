@@ -1,34 +1,25 @@
-"""Train checkpoints: by `EnergyAdapter` on features, by `fit` on images and texts."""
+"""Train checkpoints: `fit` for features, texts and images alike."""
 
 import hashlib
-import json
-import time
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from sourceward._util.cost import Meter
 from sourceward._util.devices import choose_device
-from sourceward._util.errors import InputError, unknown_name
-from sourceward._util.storage import write_whole
+from sourceward._util.errors import InputError
 from sourceward.bench.protocol.checkpoint import Checkpoint
-from sourceward.bench.protocol.methods import AUTO
 from sourceward.data import DomainDataset
-from sourceward.estimator import EnergyAdapter
 from sourceward.fitting import fit, keep_features
 from sourceward.model import load
-from sourceward.model.evaluation import asked_features, dataset_features
-from sourceward.training.configuration import FitSettings, has_learned, settings_for
+from sourceward.settings import AdaptSettings
+from sourceward.training.configuration import NONE, FitSettings, is_pretrained, settings_for
 from sourceward.training.presets import PRESETS
+from sourceward.training.run_folder import CONFIG
 
 LAST = "last.safetensors"
-UNTUNED_STEPS = 10
-"""Number of steps of a fit whose evaluation always names another one."""
+FIXED = {"num_steps": AdaptSettings.num_steps, "tta": NONE}
+"""Settings of a training without validation, where only methods with a number of steps are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +27,21 @@ class Training:
     """How checkpoints are trained.
 
     Args:
-        settings: of `EnergyAdapter` for features, of `fit` for images and texts.
+        settings: of `fit`.
         device: `cpu`, `cuda` or `auto`.
-        hold_out: keep the validation rows of the sources out of training. `fit` always does.
         last: take the last iteration's weights, whatever source validation says.
         backbone, weights, freeze, preset: of `fit`.
-        tune: choose the number of steps by leave-one-domain-out validation; `fit` always does. Weights are
-            the same either way.
+        tune: choose steps and TTA by leave-one-domain-out validation. Weights are the same either way.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
     device: str = "auto"
-    hold_out: bool = True
     last: bool = False
     backbone: str | None = None
     weights: str | None = "default"
     freeze: bool = False
     preset: str | None = None
-    tune: bool = False
+    tune: bool = True
 
     def identity(self) -> dict[str, Any]:
         """Return what the trained weights depend on: the content of a file of weights, not its name; the
@@ -61,34 +49,23 @@ class Training:
         own = {name: value for name, value in asdict(self).items() if name != "tune"}
         return own | {"weights": _content(self.weights), "device": choose_device(self.device).type}
 
-    def check(self, kind: str) -> None:
-        """Refuse wrong settings before the work."""
-        if kind == "features":
-            if self.preset or self.backbone or self.freeze:
-                raise InputError(
-                    "Features need no backbone and no preset: leave them out, or name raw images or texts."
-                )
-            known = EnergyAdapter().get_params()
-            for name in self.settings:
-                if name not in known:
-                    raise unknown_name("setting", name, known)
-            EnergyAdapter(**self.settings)._check_settings()
-        else:
-            self.fit_settings(kind)
-
     def fit_settings(self, kind: str) -> FitSettings:
-        """Return the settings that `fit` uses for raw data of a kind."""
-        trains = not self.freeze
-        learned = has_learned(kind, self._spec, self.weights)
+        """Return the settings that `fit` uses for data of a kind; refuses wrong ones."""
+        if kind == "features" and (self.preset or self.backbone or self.freeze):
+            raise InputError(
+                "Features need no backbone and no preset: leave them out, or name raw images or texts."
+            )
+        trains = kind != "features" and not self.freeze
+        pretrained = is_pretrained(kind, self._spec, self.weights)
         layer = PRESETS[self.preset].layer(trains) if self.preset else None
-        return settings_for(trains, layer, self.fit_layer(), learned=learned)
+        return settings_for(trains, layer, self.fit_layer(kind), pretrained=pretrained)
 
-    def fit_layer(self) -> dict[str, Any]:
+    def fit_layer(self, kind: str) -> dict[str, Any]:
         """Return the settings, with the last weights of a fine-tuned backbone where `last` says so."""
         preset = PRESETS[self.preset].settings if self.preset else {}
         recipe = self.settings.get("recipe", preset.get("recipe", FitSettings.recipe))
-        tunes = self.last and not self.freeze and recipe == "two-stage"
-        return self.settings | ({"finetune.select": "last"} if tunes else {})
+        finetunes = kind != "features" and not self.freeze and recipe == "two-stage"
+        return self.settings | ({"finetune.select": "last"} if self.last and finetunes else {})
 
     def prepare(self, data: DomainDataset) -> None:
         """Compute features of a frozen backbone once, on all cores, before several processes need them."""
@@ -118,62 +95,8 @@ def train(
     data: DomainDataset, training: Training, left_out: tuple[str, ...], seed: int, folder: Path
 ) -> Checkpoint:
     """Return the checkpoint of one (data, target, seed), from `folder` where it was trained before."""
-    make = _on_features if data.kind == "features" else _on_inputs
-    checkpoint = make(data, training, left_out, seed, folder)
-    checkpoint.info |= {"seed": seed, "hold_out": training.hold_out or data.kind != "features"}
-    return checkpoint
-
-
-def _on_features(
-    data: DomainDataset, training: Training, left_out: tuple[str, ...], seed: int, folder: Path
-) -> Checkpoint:
-    sources = data.without(left_out)
-    rows = sources.train_val_indices()[0] if training.hold_out else np.arange(len(sources))
-    file, notes = folder / "estimator.safetensors", folder / "notes.json"
-    info: dict[str, Any] = json.loads(notes.read_text()) if file.exists() and notes.exists() else {}
-    if info and (info["tuned"] or not training.tune):
-        estimator = EnergyAdapter.load(file)
-        estimator.network_.to(choose_device(training.device))
-    else:
-        part, start = sources.select(rows), time.perf_counter()
-        meter = Meter(choose_device(training.device))
-        names = np.asarray(sources.domain_names)[part.domains]
-        steps = {"num_steps": AUTO if training.tune else UNTUNED_STEPS}
-        given: dict[str, Any] = (
-            {"random_state": seed, "verbose": False, "device": training.device} | steps | training.settings
-        )
-        estimator = EnergyAdapter(**given).fit(
-            np.asarray(part.items, dtype=np.float32), part.labels, sample_domain=names
-        )
-        info = {"rows": len(part), "fit_seconds": time.perf_counter() - start, "tuned": training.tune}
-        info["cost"] = {"fit": meter.read()}
-        info["expected_gain"] = plain(getattr(estimator, "expected_gain_", None))
-        folder.mkdir(parents=True, exist_ok=True)
-        estimator.save(file)
-        write_whole(notes, json.dumps(info))
-
-    def encode(dataset: DomainDataset) -> Tensor:
-        inputs = torch.from_numpy(np.asarray(dataset.items, dtype=np.float32))
-        with torch.no_grad():
-            return estimator.network_.features(inputs.to(estimator.network_.scale.device))
-
-    return Checkpoint(
-        estimator.network_,
-        tuple(map(str, estimator.sources_)),
-        np.asarray(estimator.classes_),
-        data,
-        left_out,
-        estimator._test_time(),
-        encode,
-        estimator,
-        info,
-    )
-
-
-def _on_inputs(
-    data: DomainDataset, training: Training, left_out: tuple[str, ...], seed: int, folder: Path
-) -> Checkpoint:
-    out = folder / "model"
+    fixed = not training.tune and not (folder / CONFIG).exists()
+    out = folder.with_name(f"{folder.name}-fixed") if fixed else folder
     model = fit(
         data,
         out=out,
@@ -182,60 +105,23 @@ def _on_inputs(
         weights=training.weights,
         freeze=training.freeze,
         preset=training.preset,
-        settings=training.fit_layer(),
+        settings=(FIXED if fixed else {}) | training.fit_layer(data.kind),
         device=training.device,
         seed=seed,
         progress=False,
     )
     if training.last and (out / LAST).exists():
         model = load(out, training.device, weights=LAST)
-    metrics = model.info["metrics"]
+    metrics, trained = model.info["metrics"], model.info["training"]
     info = {
         "rows": model.info["data"]["samples"],
         "fit_seconds": metrics["seconds"],
-        "expected_gain": _expected_gain(model.info),
+        "expected_gain": model.info.get("expected_gain"),
         "validation": metrics,
-        "validation_fraction": model.info["training"]["settings"]["validation_fraction"],
-        "backbone": model.info["training"]["backbone"],
+        "validation_fraction": trained["settings"]["validation_fraction"],
+        "backbone": trained["backbone"],
         "frozen": training.freeze,
-        "cost": plain(model.info.get("cost")),
+        "cost": model.info.get("cost"),
+        "seed": seed,
     }
-    return Checkpoint(
-        model.network,
-        tuple(model.sources),
-        np.array([data.classes.index(name) for name in model.classes]),
-        data,
-        left_out,
-        model.settings,
-        lambda dataset: dataset_features(model, dataset, False),
-        None,
-        info,
-        model.asked,
-        (lambda dataset: asked_features(model, dataset, False)) if model.views else None,
-    )
-
-
-def _expected_gain(info: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the expected gain of steps and TTA: each was validated alone, so the two add up."""
-    steps, tta = plain(info.get("expected_gain")), plain(info.get("tta_gain"))
-    if tta is None or not tta["adapts"]:
-        return steps
-    if steps is None:  # too few sources for leave-one-domain-out validation
-        return tta | {"tta": tta}
-    both = {key: steps[key] + tta[key] for key in ("gain", "low", "high")}
-    return steps | both | {"adapts": True, "tta": tta}
-
-
-def plain(value: Any) -> Any:
-    """Return JSON values: dataclasses and named tuples become dictionaries, arrays lists."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if hasattr(value, "_asdict"):
-        return plain(value._asdict())
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    return Checkpoint(model, data, left_out, info)

@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torchvision
 from torch import Tensor, nn
 
+from sourceward.estimator import EnergyAdapter
 from sourceward.model import Model
 from sourceward.nn import Network
 from sourceward.nn.backbones import create_backbone
 from sourceward.nn.projection import Projected
-from sourceward.settings import AdaptSettings
-from sourceward.training.configuration import FitSettings
+from sourceward.settings import AdaptSettings, TrainSettings
 
 BACKBONES = {"resnet18": 512, "resnet50": 2048}
 CLASSES = 7
@@ -36,7 +37,7 @@ class SpeedPlan:
     train_batch: int = 128
     fit_iterations: int = 100
     seed: int = 0
-    components: int | None = FitSettings().components
+    components: int | None = TrainSettings.components
     """Principal components of a backbone's features, as many as `fit` keeps."""
 
     @classmethod
@@ -100,5 +101,6 @@ def make_model(
     if projection is not None:
         backbone = Projected(backbone, projection)
     network = make_network(components or wide, 3, device, backbone)
-    names = tuple(f"class {number}" for number in range(CLASSES))
-    return Model(network, names, ("a", "b", "c"), AdaptSettings(num_steps))
+    adapter = EnergyAdapter(num_steps)
+    adapter.start("abc", np.array([f"class {number}" for number in range(CLASSES)]), wide)
+    return Model(adapter.set_network(network, AdaptSettings(num_steps)))

@@ -23,6 +23,8 @@ from sourceward.bench.speed.reference import naive_chains
 from sourceward.bench.speed.timing import growth, peak_memory, timed
 from sourceward.functional import keyed_normals, row_keys, row_multiple
 from sourceward.nn import Network, folded
+from sourceward.nn.backbones import ImagePreprocessing
+from sourceward.nn.encoder import ImageEncoder
 from sourceward.samplers import StepSettings, run_chain
 from sourceward.samplers.chain import keys_of
 from sourceward.settings import AdaptSettings
@@ -112,7 +114,10 @@ def _predictions(
 ) -> Iterator[dict[str, Any]]:
     bare = Bare(name, device)
     model = make_model(name, bare, components, plan.image_size, plan.num_steps, device)
-    encoder, fold = model._encoder(), folded(model.network)
+    fold, backbone = folded(model.network), model.backbone
+    assert backbone is not None
+    assert isinstance(backbone.preprocessing, ImagePreprocessing)
+    encoder = ImageEncoder(model.network, backbone.preprocessing)
 
     def classify(images: Tensor) -> Tensor:
         rows = _rows(encoder(images), model.network)
@@ -187,8 +192,8 @@ def _difference(network: Network, feature: Tensor, steps: int) -> dict[str, Any]
     """Compare our final points with the naive ones, relative to the distance between start and end."""
     ours = _chain_call(network, feature, steps)().feature[:, : len(feature)]
     naive, _ = _naive_call(network, feature, steps)()
-    moved = (naive - feature).norm(dim=-1).mean()
-    apart = float((ours - naive).norm(dim=-1).mean() / moved)
+    length = (naive - feature).norm(dim=-1).mean()
+    apart = float((ours - naive).norm(dim=-1).mean() / length)
     tolerance = 0.02 if feature.is_cuda else 1e-3  # float16 products, float32 products
     return {"relative_difference": apart, "tolerance": tolerance, "ok": apart <= tolerance}
 

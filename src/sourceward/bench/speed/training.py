@@ -13,12 +13,15 @@ from sourceward.bench.speed.models import SpeedPlan
 from sourceward.bench.speed.reference import naive_chains
 from sourceward.bench.speed.timing import timed, wait
 from sourceward.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augmentation, augment
-from sourceward.functional import keyed_normals, row_keys
+from sourceward.data.feeds import ResidentFeed
+from sourceward.estimator import EnergyAdapter
+from sourceward.functional import Coefficients, keyed_normals, row_keys
 from sourceward.nn import Network
 from sourceward.nn.network import VOICES
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
-from sourceward.training.loop import ResidentFeed, Trainer, freeze_batchnorm
+from sourceward.training.loop import freeze_batchnorm
+from sourceward.training.trainer import Trainer
 
 SOURCES, CLASSES, IMAGES = 3, 7, 400
 """As in PACS; images of each source that live on the device."""
@@ -32,15 +35,13 @@ def agreement(device: torch.device, plan: SpeedPlan) -> list[dict[str, Any]]:
 def _agreement(
     name: str, X: np.ndarray, y: np.ndarray, domain: np.ndarray, device: torch.device, plan: SpeedPlan
 ) -> dict[str, Any]:
-    from sourceward.estimator import EnergyAdapter
-
     target, source = domain < 0, domain >= 0
     est = EnergyAdapter(plan.num_steps, max_iter=plan.fit_iterations, device=device.type, verbose=False)
     network = est.fit(X[source], y[source], sample_domain=domain[source]).network_.to("cpu")
-    feature = network.features(torch.from_numpy(X[target][:4096].astype(np.float32)))
+    feature = est.rescale(X[target][:4096])
     labels = np.searchsorted(est.classes_, y[target][:4096])
     reference = _reference(network, feature, plan.num_steps).argmax(1).numpy()
-    adapter = EnergyAdaptation(AdaptSettings(plan.num_steps))
+    adapter = EnergyAdaptation(AdaptSettings(plan.num_steps, aggregation="mean"))
     ours = adapter(network.to(device), feature.to(device)).probabilities.argmax(1)
     agree = float((ours == reference).mean())
     gap = 100 * float(abs((ours == labels).mean() - (reference == labels).mean()))
@@ -92,12 +93,10 @@ def _reference(network: Network, feature: Tensor, steps: int) -> Tensor:
 
 def feature_training(device: torch.device, plan: SpeedPlan) -> dict[str, Any]:
     """Time an iteration of `EnergyAdapter` on 256 features, 3 sources, 32 chains of 20 steps."""
-    from sourceward.estimator import EnergyAdapter
-
     network = _initialised(Network(SOURCES, CLASSES, 256, "pooled"), device)
     inputs = [torch.randn(1000, 256, device=device) for _ in range(SOURCES)]
     labels = [torch.randint(CLASSES, (1000,), device=device) for _ in range(SOURCES)]
-    trainer = Trainer(network.train(), LoopSettings(10**6), EnergyAdapter()._train_settings())
+    trainer = Trainer(network.train(), LoopSettings(10**6), TrainSettings(), EnergyAdapter().kl_weight)
     feed = ResidentFeed(inputs, labels, 128)
     return timed(lambda: trainer.step(feed), device, repeats=plan.repeats, seconds=4 * plan.seconds)
 
@@ -148,7 +147,8 @@ def _full(device: torch.device, compiled: bool) -> Any:
     network = _initialised(Network(SOURCES, CLASSES, 512, "prototype", _resnet(device)), device)
     freeze_batchnorm(network.train())
     options: dict[str, Any] = {"bf16": device.type == "cuda", "compile": compiled}
-    return Trainer(network, LoopSettings(10**6), TrainSettings(num_steps=20), **options)
+    settings = TrainSettings(chains=None, feature_noise=0.0)
+    return Trainer(network, LoopSettings(10**6), settings, Coefficients().kl, **options)
 
 
 def _resnet(device: torch.device) -> nn.Module:
