@@ -49,7 +49,7 @@ def test_a_failed_run_sets_the_exit_code(file, tmp_path):
     quick = [f"--set={k}" for k in ("max_iter=3", "batch_size=8", "train.num_steps=2", "train.chains=4")]
     arguments = ("bench", file, "--out", str(out), "--adapters", "ebtsa:num_steps=2", *quick)
     assert sourceward(*arguments).returncode == 0
-    broken = next((out / "models").glob("f-without-1*")) / "estimator.safetensors"
+    broken = next((out / "models").glob("f-without-1*")) / "model.safetensors"
     broken.write_bytes(b"broken")
     for run in (out / "runs").iterdir():
         run.unlink()

@@ -47,11 +47,6 @@ def test_the_curve_passes_through_the_table(outcome):
         assert max(target.curve) == 6
 
 
-def test_other_settings_are_put_back(outcome):
-    bench.adapt(outcome.estimator, outcome.targets[0].feature[:2], 1, aggregation="closest")
-    assert (outcome.estimator.num_steps, outcome.estimator.aggregation) == (3, "energy")
-
-
 def test_labels_of_targets_change_no_answer(outcome, monkeypatch):
     def relabelled(*sizes):
         train, test = load_split(*sizes)

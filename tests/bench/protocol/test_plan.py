@@ -11,7 +11,7 @@ from sourceward._util.errors import InputError
 from sourceward.bench.protocol.checkpoint import in_order
 from sourceward.bench.protocol.jobs import run_job
 from sourceward.bench.protocol.methods import Method, parse_methods
-from sourceward.bench.protocol.plan import Plan, _jobs, bench
+from sourceward.bench.protocol.plan import Plan, bench, jobs_of
 from sourceward.bench.protocol.runs import key_of
 from sourceward.bench.protocol.training import Training, train
 from sourceward.bench.speed.throughput import measure_prediction
@@ -90,29 +90,19 @@ def test_the_table_is_the_mean_of_the_runs(done):
     assert "over 2 seeds" in results["plus_minus"]
 
 
-def test_every_cell_tells_what_a_prediction_costs(done):
+def test_every_run_has_the_cost_of_a_prediction(done):
     for run in done[1]["runs"]:
         predict = run["cost"]["predict"]
         assert (predict["samples"], predict["num_steps"]) == (72, 20)
         assert min(predict["samples_per_second"], predict["peak_memory_mb"]) > 0
 
 
-@pytest.mark.parametrize("kind", ["text", "image"])
-def test_a_prediction_is_measured_from_what_the_backbone_reads(kind, tmp_path, monkeypatch):
-    from sourceward.model import Model
-
-    data = tiny_texts() if kind == "text" else tiny_images()
+@pytest.mark.parametrize("data", [tiny_texts(), tiny_images()], ids=["text", "image"])
+def test_a_prediction_is_measured_from_what_the_backbone_reads(data, tmp_path):
     model = fit_tiny(data, tmp_path, freeze=True)
-    seen = []
-    adapt = Model.adapt_features
-    monkeypatch.setattr(
-        Model,
-        "adapt_features",
-        lambda self, feature, *a: seen.append(len(feature)) or adapt(self, feature, *a),
-    )
-    told = measure_prediction(model.network, model.asked(3), data)
-    assert seen == [told["samples"]] * 2
-    assert (told["samples"], told["num_steps"]) == (min(48, len(data)), 3)
+    found = measure_prediction(model, 3, data)
+    assert (found["samples"], found["num_steps"]) == (min(48, len(data)), 3)
+    assert found["samples_per_second"] > 0
 
 
 def test_a_measurement_that_fails_costs_no_run(file, tmp_path, monkeypatch):
@@ -192,7 +182,7 @@ def test_target_labels_only_count(file, tmp_path):
     assert chosen[0] == chosen[1]
 
 
-def test_a_cell_that_fails_leaves_the_rest(file, tmp_path, monkeypatch):
+def test_a_run_that_fails_leaves_the_rest(file, tmp_path, monkeypatch):
     from sourceward.adaptation import ADAPTERS
 
     monkeypatch.setattr(ADAPTERS["t3a"], "__call__", lambda *_: 1 / 0)
@@ -208,20 +198,17 @@ def test_an_adapter_that_has_no_meaning_here_says_so(file, tmp_path):
     assert "features" in results["failed"][0]["reason"]
 
 
-def test_source_validation_is_not_trained_on(file, tmp_path):
-    """Selection looks at rows that training never saw; `last` needs none and trains on all."""
+def test_validation_rows_of_the_sources_are_no_rows_of_a_control(file, tmp_path):
     data = open_dataset(file)
-    held, whole = (
-        train(data, Training(QUICK, "cpu", hold_out=hold), ("c",), 0, tmp_path / str(hold))
-        for hold in (True, False)
-    )
-    assert (held.info["rows"], whole.info["rows"]) == (48 - sum(len(p.label) for p in held.validation), 48)
+    checkpoint = train(data, Training(QUICK, "cpu"), ("c",), 0, tmp_path / "run")
+    held = sum(len(part.label) for part in checkpoint.validation)
+    assert 0 < held < len(checkpoint.source_part.label) == 48
 
 
-def test_leaving_sources_out_asks_models_that_never_saw_them(file, tmp_path):
+def test_leaving_sources_out_evaluates_models_that_never_saw_them(file, tmp_path):
     chosen = plan(file, targets=("a",), selection="leave-one-source-out")
     data = open_dataset(file)
-    jobs = _jobs(chosen, file, data, tmp_path)
+    jobs = jobs_of(chosen, file, data, tmp_path)
     assert [(job.left_out, job.evaluations[0][0]) for job in jobs] == [
         (("a",), "a"),
         (("a", "b"), "b"),
@@ -239,7 +226,7 @@ def test_leaving_sources_out_asks_models_that_never_saw_them(file, tmp_path):
 
 
 def _accuracy(out, job, target, method):
-    job = replace(job, training=replace(job.training, hold_out=False))
+    job = replace(job, training=replace(job.training, tune=False))
     return json.loads((out / "runs" / f"{job.run_key(target, method)}.json").read_text())["numbers"][
         "accuracy"
     ]
@@ -255,7 +242,7 @@ def test_an_oracle_says_so_and_is_the_best(file, tmp_path):
 
 def test_keys_follow_everything_that_numbers_depend_on(file, tmp_path):
     data = open_dataset(file)
-    job = _jobs(plan(file), file, data, tmp_path)[0]
+    job = jobs_of(plan(file), file, data, tmp_path)[0]
     keys = {
         job.run_key("a", Method("none")),
         job.run_key("b", Method("none")),
@@ -283,7 +270,7 @@ def test_domains_that_are_held_out_together_share_a_training(tmp_path):
         domains=np.array(list("abcd")),
         held_out=np.array(["a", "d"]),
     )
-    (job,) = _jobs(plan(str(file)), str(file), open_dataset(file), tmp_path)
+    (job,) = jobs_of(plan(str(file)), str(file), open_dataset(file), tmp_path)
     assert job.left_out == ("a", "d")
     assert [target for target, _ in job.evaluations] == ["a", "d"]
 
@@ -291,13 +278,13 @@ def test_domains_that_are_held_out_together_share_a_training(tmp_path):
 def test_a_stream_is_shuffled_and_put_back(file, tmp_path):
     """An adapter that keeps state meets classes mixed; its answers come back in the order of the rows."""
     data = open_dataset(file)
-    checkpoint = train(data, Training(QUICK, "cpu"), ("c",), 0, tmp_path)
+    checkpoint = train(data, Training(QUICK, "cpu"), ("c",), 0, tmp_path / "run")
     part = checkpoint.part("c")
     unadapted = checkpoint.predict(Method("none"), part)
     order = np.random.default_rng(0).permutation(len(part.label))
     shuffled = type(unadapted)(*(v if v is None else v[order] for v in vars(unadapted).values()))
     assert (in_order(shuffled, order).probabilities == unadapted.probabilities).all()
-    tent = checkpoint.predict(Method("tent_features", (("rate", 0.0),)), part)
+    tent = checkpoint.predict(Method("tent_features", (("learning_rate", 0.0),)), part)
     assert tent.probabilities == pytest.approx(unadapted.probabilities, abs=1e-5)
 
 
@@ -318,7 +305,10 @@ def test_images_go_through_fit(tmp_path):
     [
         ({"targets": ("d",)}, "Unknown target 'd'"),
         ({"training": Training({"max_itre": 3})}, "Did you mean 'max_iter'"),
-        ({"training": Training({"step_size": "abc"})}, "Expected `step_size` to be 0 or more, but got 'abc'"),
+        (
+            {"training": Training({"step_size": "abc"})},
+            "Expected setting `step_size` to be float, but got 'abc'",
+        ),
         ({"training": Training(backbone="tiny:conv")}, "Features need no backbone"),
         ({"selection": "sorce"}, "Unknown selection 'sorce'. Did you mean 'source'"),
     ],
@@ -351,14 +341,14 @@ def test_bad_adapters(text, says):
 
 
 def test_a_job_that_cannot_train_fails_in_all_its_runs(file, tmp_path):
-    job = _jobs(plan(file, targets=("a",)), str(tmp_path / "gone.npz"), open_dataset(file), tmp_path)[0]
+    job = jobs_of(plan(file, targets=("a",)), str(tmp_path / "gone.npz"), open_dataset(file), tmp_path)[0]
     runs = run_job(job)
     assert len(runs) == 4
     assert all("No such file" in run["failed"] for run in runs)
 
 
 @pytest.mark.parametrize(
-    ("options", "asks"),
+    ("options", "last"),
     [
         ({}, True),
         ({"settings": {"recipe": "joint"}}, False),
@@ -368,9 +358,9 @@ def test_a_job_that_cannot_train_fails_in_all_its_runs(file, tmp_path):
         ({"last": False}, False),
     ],
 )
-def test_the_last_weights_are_those_of_stage_one(options, asks):
-    layer = Training(**{"last": True, **options}).fit_layer()
-    assert (layer.get("finetune.select") == "last") == asks
+def test_the_last_weights_are_those_of_stage_one(options, last):
+    layer = Training(**{"last": True, **options}).fit_layer("image")
+    assert (layer.get("finetune.select") == "last") == last
 
 
 def test_features_of_a_frozen_backbone_are_computed_once_before_processes_start(monkeypatch, tmp_path):
@@ -382,7 +372,7 @@ def test_features_of_a_frozen_backbone_are_computed_once_before_processes_start(
     )
     data = open_dataset(image_folder(tmp_path / "images"))
     training = Training(
-        {**TINY, "amplitudes": False},  # those depend on who is left out
+        {**TINY, "tta": "none", "fourier_copies": False},  # copies depend on who is left out
         "cpu",
         backbone="tiny:conv",
         weights=str(tmp_path / "w.safetensors"),

@@ -22,7 +22,7 @@ from sourceward.cli.main import build_app
 from sourceward.functional import keyed_normals, row_keys
 from sourceward.nn import folded
 from sourceward.samplers import StepSettings, run_chain
-from sourceward.training.configuration import FitSettings
+from sourceward.settings import TrainSettings
 
 
 def test_growth_of_a_power_law():
@@ -113,7 +113,6 @@ def test_a_model_is_measured_as_fit_builds_it():
     device = torch.device("cpu")
     model = make_model("resnet18", Bare("resnet18", device), 256, 32, 2, device)
     images = make_images(3, 32, device)
-    assert model.projection is not None
-    assert model.network.dim == FitSettings().components == 256
+    assert model.network.dim == TrainSettings().components == 256
     assert model.adapt_images(images).features.shape == (3, 3, 256)
     assert len(model.predict(images)) == 3

@@ -76,7 +76,7 @@ def bench(
             own = {name: value for name, value in own.items() if value != AUTO}
             replace(training, settings=training.settings | own).fit_settings(dataset.kind)
     jobs = [
-        job for data, dataset in zip(plan.data, datasets) for job in _jobs(plan, data, dataset, Path(out))
+        job for data, dataset in zip(plan.data, datasets) for job in jobs_of(plan, data, dataset, Path(out))
     ]
     if not jobs:
         raise InputError(f"No data holds out any of {list(plan.targets)}. Leave --targets out to run all.")
@@ -135,7 +135,7 @@ def _checked(job: Job, run: dict[str, Any]) -> dict[str, Any]:
     return {**run, "failed": reason, "unsuitable": False}
 
 
-def _jobs(plan: Plan, data: str | DomainDataset, dataset: DomainDataset, out: Path) -> list[Job]:
+def jobs_of(plan: Plan, data: str | DomainDataset, dataset: DomainDataset, out: Path) -> list[Job]:
     """Return the trainings of one dataset: one for each set of left-out domains and each seed."""
     name, folder = name_of(data, dataset), str((out / "models").absolute())
     base = Job(data, name, dataset.fingerprint(), (), (), 0, plan.training, folder, plan.options)
