@@ -73,7 +73,6 @@ QUICK = {
     "max_iter": 30,
     "batch_size": 24,
     "learning_rate": 0.03,
-    "train_steps": 3,
-    "chains": 8,
+    "train": {"num_steps": 3, "chains": 8},
 }
 """Settings of an estimator that fits `make_domains` in a fraction of a second."""
