@@ -21,7 +21,7 @@ from sourceward.adaptation.baselines.tent import Tent, TentOnFeatures, TentOnLat
 from sourceward.adaptation.baselines.tsd import TSD, TSDOnFeatures
 from sourceward.adaptation.baselines.ttt import TTT
 from sourceward.adaptation.energy import EnergyAdaptation, NoAdaptation
-from sourceward.adaptation.tta import Views
+from sourceward.adaptation.tta import TestTimeAugmentation
 
 __all__ = [
     "ADAPTERS",
@@ -44,9 +44,9 @@ __all__ = [
     "Tent",
     "TentOnFeatures",
     "TentOnLatent",
+    "TestTimeAugmentation",
     "Traits",
     "Unsuitable",
-    "Views",
     "adapter_traits",
     "create_adapter",
     "list_adapters",
