@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from sourceward.adaptation import AdaptationResult, create_adapter, list_adapters
     from sourceward.data import list_datasets, open_dataset
     from sourceward.data.transforms import list_transforms
-    from sourceward.estimator import EnergyAdapter, ExpectedGain
+    from sourceward.estimator import EnergyAdapter
     from sourceward.fitting import fit
     from sourceward.model import Model, evaluate, load
     from sourceward.nn.backbones import create_backbone, list_backbones
     from sourceward.training.presets import list_presets
+    from sourceward.validation.expected_gain import ExpectedGain
 
 __version__ = "0.1.0"
 
@@ -42,7 +43,7 @@ __all__ = [
 _HOME = {
     "AdaptationResult": "adaptation",
     "EnergyAdapter": "estimator",
-    "ExpectedGain": "estimator",
+    "ExpectedGain": "validation.expected_gain",
     "InputError": "_util.errors",
     "Model": "model",
     "TrainingError": "_util.errors",

@@ -108,9 +108,9 @@ def load_model(run: str, device: str, num_steps: int | None, tta: str | None) ->
 
     model = load(run, device)
     if tta is not None:
-        model.with_tta("" if tta == "none" else tta)
+        model = model.with_tta("" if tta == "none" else tta)
     elif num_steps == 0:
-        model.with_tta("")
+        model = model.with_tta("")
     if num_steps is not None:
-        model.settings = model.asked(num_steps)
+        model.adapter.set_params(num_steps=num_steps)
     return model

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sourceward.estimator import ExpectedGain
+from sourceward.validation.expected_gain import ExpectedGain
 
 SHOWN_CLASSES = 20
 NOT_ESTIMATED = (

@@ -1,6 +1,7 @@
 """The files of a model folder, and how they become a model again."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from sourceward.model.model import Model
 
 FORMAT_VERSION = 1
-OWN = ("format_version", "kind", "classes", "sources", "adapter", "backbone", "tta")
+OWN = ("format_version", "kind", "classes", "sources", "adapter", "adapt", "backbone", "tta")
 """Keys of config.json that build the model; the rest is `Model.info`."""
 WEIGHTS, CARD = "model.safetensors", "README.md"
 
@@ -31,6 +32,7 @@ def describe_model(model: "Model") -> dict[str, Any]:
         "classes": list(model.classes),
         "sources": list(model.sources),
         "adapter": describe(model.adapter),
+        "adapt": asdict(model.settings),
         "backbone": None if backbone is None else backbone.config(),
         "tta": model.tta,
         **model.info,

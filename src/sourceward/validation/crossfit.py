@@ -19,7 +19,7 @@ from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.feature_statistics import FeatureStatistics, early_maps, mean_statistics
 from sourceward.training.finetune import finetune
 from sourceward.training.run_folder import CROSSFIT, Context, RunFolder
-from sourceward.validation.folds import CopyPart, Fold, Source, test_rows
+from sourceward.validation.folds import CopyPart, Fold, Source, chosen_rows
 
 STATISTICS_ROWS = 400
 """Images of a source that its amplitudes and feature statistics are taken from."""
@@ -78,7 +78,7 @@ def make_fold(
     labels = data.labels.cpu()
     train = [Source(encode(backbone, data.samples, rows).cpu(), labels[rows]) for rows in data.train]
     held = sources.of_domains([name])
-    held = held.select(test_rows(len(held), TTA_ROWS))
+    held = held.select(chosen_rows(len(held), TTA_ROWS))
     samples = prepare_samples(held, backbone, context.device, show=False)
     everything, label = slice(0, len(held)), torch.from_numpy(held.labels)
     if not transforms:

@@ -3,8 +3,6 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-NOT_ESTIMATED = "Not estimated: needs `num_steps='auto'` and at least 3 source domains"
-
 
 @dataclass(frozen=True)
 class ExpectedGain:
@@ -40,8 +38,3 @@ class ExpectedGain:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def describe(gain: dict[str, Any] | None) -> str:
-    """The sentence for people about an `ExpectedGain` in a model folder."""
-    return NOT_ESTIMATED if gain is None else str(ExpectedGain(**gain))

@@ -61,14 +61,13 @@ class Fold(NamedTuple):
 def feature_folds(sources: Sequence[Source], names: Sequence[object]) -> Iterator[Fold]:
     """Folds of sources whose features no backbone was trained for."""
     for number, source in enumerate(sources):
-        rows = test_rows(len(source.label))
+        rows = chosen_rows(len(source.label))
         others = [other for place, other in enumerate(sources) if place != number]
         yield Fold(str(names[number]), others, source.feature[rows], source.label[rows])
 
 
-def test_rows(count: int, limit: int = TEST_ROWS) -> np.ndarray:
+def chosen_rows(count: int, limit: int = TEST_ROWS) -> np.ndarray:
     """Rows to test on: all, or a fixed random choice of `limit`."""
     return np.random.default_rng(0).permutation(count)[:limit]
 
 
-test_rows.__test__ = False  # type: ignore[attr-defined]

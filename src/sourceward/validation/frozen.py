@@ -17,7 +17,7 @@ from sourceward.data.transforms import mean_amplitude
 from sourceward.nn.backbones import Backbone
 from sourceward.training.run_folder import Context
 from sourceward.validation.crossfit import STATISTICS_ROWS, TTA_ROWS
-from sourceward.validation.folds import CopyPart, Fold, Source, test_rows
+from sourceward.validation.folds import CopyPart, Fold, Source, chosen_rows
 
 
 class FrozenSources:
@@ -60,7 +60,7 @@ class FrozenSources:
         for number, name in enumerate(self.dataset.domain_names):
             others = [other for other in range(len(self.rows)) if other != number]
             train = [self._source(other, number) for other in others]
-            chosen = self.rows[number][test_rows(len(self.rows[number]), *([TTA_ROWS] if transforms else []))]
+            chosen = self.rows[number][chosen_rows(len(self.rows[number]), *([TTA_ROWS] if transforms else []))]
             copies = {}
             if transforms:
                 parts = [self._mixed(chosen, np.full(len(chosen), other)) for other in others]
