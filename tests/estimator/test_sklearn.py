@@ -66,7 +66,7 @@ def test_grid_search_over_test_time_and_training_settings(tmp_path):
     assert search.best_params_["num_steps"] in (0, 2)
     # Numbers of a grid are NumPy's; the file takes them as plain ones.
     search.best_estimator_.save(tmp_path / "est")
-    assert EnergyAdapter.load(tmp_path / "est").kl == 0.01
+    assert EnergyAdapter.load(tmp_path / "est").kl_weight == 0.01
 
 
 @pytest.mark.parametrize(
