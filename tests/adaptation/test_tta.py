@@ -8,9 +8,9 @@ from sourceward import create_adapter
 from sourceward._util.errors import InputError
 from sourceward.adaptation import Unsuitable
 from sourceward.adaptation.baselines.memo import image_preprocessing
-from sourceward.data.augment import normalise
-from sourceward.data.augmix import pixels
 from sourceward.data.transforms import VIEWS, as_bytes, look, look_normalised, mean_amplitude
+from sourceward.nn.backbones.preprocessing import denormalize as pixels
+from sourceward.nn.backbones.preprocessing import normalize as normalise
 from sourceward.nn.feature_statistics import FeatureStatistics
 from tests.adaptation.test_adapters import make_generator, make_image_network
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from sourceward.data.augment import turn
 from sourceward.data.dataset import build
-from sourceward.data.known.rotated import rotate
+from sourceward.data.image_ops import rotate as turn
+from sourceward.data.known.rotated import rotate_arrays as rotate
 from sourceward.data.loading import Resident
 from sourceward.fitting import fit
 from sourceward.training.task import Prepared

@@ -144,7 +144,7 @@ def test_a_corruption_that_is_a_source_is_not_imagined():
 
 
 def test_what_training_did_not_do_is_not_asked_about(tmp_path):
-    off = {"augmentation.flip": 0, "augmentation.scale": [1, 1]}
+    off = {"augmentation.hflip": 0, "augmentation.scale": [1, 1]}
     assert fit_views(tmp_path / "amplitudes", "auto", **off).info["tta_gain"]["views"] == "adain"
     model = fit_views(tmp_path / "shapes", "auto", **{"augmentation.fourier": 0})
     assert model.views == ""

@@ -17,9 +17,9 @@ from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
 from sourceward._util.storage import load_tensors, save_tensors, tensor_hash
 from sourceward.data import DomainDataset, cache_folder
-from sourceward.data.augment import toward_amplitude
 from sourceward.data.corrupting import corrupt_in_turn, corruption_noise
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
+from sourceward.data.image_ops import mix_amplitude_toward as toward_amplitude
 from sourceward.data.loading import Changed, Samples, check_kind, encode, prepare_samples
 from sourceward.data.transforms import SHARE, as_bytes
 from sourceward.nn.backbones import Backbone

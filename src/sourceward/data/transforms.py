@@ -12,8 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.data.augment import gray, normalise, sketch, toward_amplitude, turn
-from sourceward.data.augmix import pixels
+from sourceward.data.image_ops import grayscale as gray
+from sourceward.data.image_ops import mix_amplitude_toward as toward_amplitude
+from sourceward.data.image_ops import rotate as turn
+from sourceward.data.image_ops import sketch
+from sourceward.nn.backbones.preprocessing import denormalize as pixels
+from sourceward.nn.backbones.preprocessing import normalize as normalise
 
 View = Callable[[Tensor], list[Tensor]]
 """From pixels in [0, 1], (batch, 3, height, width), to one or several pictures of each."""

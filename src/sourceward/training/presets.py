@@ -138,7 +138,7 @@ for data, title, mirrored in (
         step_size=Value(50.0, TABLE),
         train_step_size=Value(50.0, TABLE),
         **{
-            "augmentation.flip": Value(0.0, f"{OURS}: {mirrored}"),
+            "augmentation.hflip": Value(0.0, f"{OURS}: {mirrored}"),
             "augmentation.hue": Value(0.0, f"{OURS}: the images are gray"),
         },
     )

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sourceward.data.augment import turn
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS, SMALLEST_SIDE
 from sourceward.data.features import Corrupted
+from sourceward.data.image_ops import rotate as turn
 from sourceward.data.loading import Changed, Shown
 from sourceward.data.transforms import TURN, look, transform_names
 

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sourceward.data.augment import gray, turn
+from sourceward.data.image_ops import grayscale as gray
+from sourceward.data.image_ops import rotate as turn
 from sourceward.training.task import Prepared
 
 ANGLES = tuple(float(angle) for angle in range(-60, 61, 15) if angle)

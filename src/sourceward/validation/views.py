@@ -72,7 +72,7 @@ def candidate(
     known = settings.augmentation
     if not known.fourier > 0:
         return ""
-    ready = {"flip": known.flip > 0, "zoom": known.scale[0] < 1, ADAIN: feature_statistics is not None}
+    ready = {"flip": known.hflip > 0, "zoom": known.scale[0] < 1, ADAIN: feature_statistics is not None}
     return "+".join(name for name in ready if ready[name])
 
 

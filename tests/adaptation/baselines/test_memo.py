@@ -6,8 +6,8 @@ import torch
 
 from sourceward import create_adapter
 from sourceward.adaptation.baselines.memo import image_preprocessing, marginal_entropy
-from sourceward.data.augmix import pixels
 from sourceward.functional import keyed_normal, row_keys
+from sourceward.nn.backbones.preprocessing import denormalize as pixels
 from tests.adaptation.test_adapters import make_image_network, make_images, make_network, make_rows
 
 

@@ -21,11 +21,12 @@ from sourceward.adaptation.baselines.peer import (
     response,
     sample_generators,
 )
-from sourceward.data.augment import normalise
-from sourceward.data.augmix import augmix, pixels
+from sourceward.data.augmix import augmix
 from sourceward.functional import keyed_normal, row_keys
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
+from sourceward.nn.backbones.preprocessing import denormalize as pixels
+from sourceward.nn.backbones.preprocessing import normalize as normalise
 
 
 def marginal_entropy(log_probability: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from sourceward.adaptation.base import ADAPTERS, Unsuitable
 from sourceward.adaptation.baselines.peer import Peer, Response, at_least, backbone_student, sample_generators
-from sourceward.data.augment import Augmentation, crop_and_flip, draw_boxes
+from sourceward.data.augment import Augmentation, draw_boxes
+from sourceward.data.image_ops import crop_and_hflip as crop_and_flip
 from sourceward.functional.rotate import rotate
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone

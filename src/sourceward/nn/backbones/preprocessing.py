@@ -67,10 +67,8 @@ class ImagePreprocessing:
         return images[..., top : top + height, left : left + width]
 
     def normalize(self, images: Tensor) -> Tensor:
-        """uint8 to float with the mean and std of the weights; for loops that crop by themselves."""
-        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
-        return (images.float() / 255 - mean) / std
+        """Normalize uint8 images of the right size with the mean and std of the weights."""
+        return normalize(images, self.mean, self.std)
 
 
 @dataclass(frozen=True)
@@ -85,6 +83,38 @@ class TextPreprocessing:
 
 
 Preprocessing = ImagePreprocessing | TextPreprocessing
+
+
+def normalize(
+    images: Tensor,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return (images - mean) / std by channel; uint8 images are scaled to [0, 1] first, floats are not.
+
+    Shapes: `images` (batch, channels, height, width); `mean` and `std` have one value for each channel.
+    """
+    if not len(mean) == len(std) == images.shape[1] or min(std) <= 0:
+        raise InputError(
+            f"Expected a mean and a positive std for each of {images.shape[1]} channels, in units of [0, 1], "
+            f"but got mean={mean!r}, std={std!r}."
+        )
+    pixels = images.float() / 255 if images.dtype == torch.uint8 else images
+    out = torch.empty_like(pixels, dtype=dtype)
+    for channel, (centre, spread) in enumerate(zip(mean, std)):  # numbers, not tensors: no copy to the device
+        out[:, channel] = (pixels[:, channel] - centre) / spread
+    return out
+
+
+def denormalize(
+    images: Tensor, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
+) -> Tensor:
+    """Map normalized images back to [0, 1]; the inverse of `normalize`."""
+    out = torch.empty_like(images)
+    for channel, (centre, spread) in enumerate(zip(mean, std)):
+        out[:, channel] = (images[:, channel] * spread + centre).clamp(0, 1)
+    return out
 
 
 def from_dict(kind: str, values: Mapping[str, Any]) -> Preprocessing:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sourceward.data.augment import normalise
-from sourceward.data.augmix import augmix, pixels
+from sourceward.data.augmix import augmix
+from sourceward.nn.backbones.preprocessing import denormalize as pixels
+from sourceward.nn.backbones.preprocessing import normalize as normalise
 from sourceward.training.finetune import FINETUNE_METHODS, Method
 from sourceward.training.methods.draws import images
 
