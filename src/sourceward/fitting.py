@@ -25,7 +25,7 @@ from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.data.features import extract_features
-from sourceward.data.split import arrange
+from sourceward.data.split import split_sources as arrange
 from sourceward.data.transforms import ADAIN
 from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone

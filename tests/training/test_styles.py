@@ -10,7 +10,7 @@ import sourceward as sw
 from sourceward._util.errors import InputError
 from sourceward.data.features import extract_styled
 from sourceward.data.image_ops import mix_amplitude_toward as toward_amplitude
-from sourceward.data.split import arrange
+from sourceward.data.split import split_sources as arrange
 from sourceward.data.transforms import SHARE
 from sourceward.fitting import fit
 from sourceward.nn.backbones import create_backbone

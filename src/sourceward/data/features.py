@@ -17,7 +17,8 @@ from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
 from sourceward._util.storage import load_tensors, save_tensors, tensor_hash
 from sourceward.data import DomainDataset, cache_folder
-from sourceward.data.corrupting import corrupt_in_turn, corruption_noise
+from sourceward.data.corrupting import corrupt_cycling as corrupt_in_turn
+from sourceward.data.corrupting import corruption_generator as corruption_noise
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.image_ops import mix_amplitude_toward as toward_amplitude
 from sourceward.data.loading import Changed, Samples, check_kind, encode, prepare_samples

@@ -11,16 +11,10 @@ from torch import Tensor
 from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
 from sourceward.algorithm import Batch
-from sourceward.data import (
-    DomainBatches,
-    DomainDataset,
-    decode_images,
-    fits_in_memory,
-    in_order,
-    stream_batches,
-)
+from sourceward.data import DomainDataset, decode_images
 from sourceward.data.augment import Augmentation, augment
 from sourceward.data.decode import INTERPOLATIONS, Geometry
+from sourceward.data.stream import DomainBatches, fits_in_memory, in_order, stream_batches
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.training.loop import Feed, Inputs, ResidentFeed, unflatten
 
@@ -125,15 +119,7 @@ class Streamed:
         return draw
 
     def _stream(self, dataset: DomainDataset, batches: Any) -> Iterator[Any]:
-        size = (self.shape.height, self.shape.width)
-        return stream_batches(
-            dataset,
-            size,
-            batches,
-            fit=self.shape.fit,
-            crop_pct=self.shape.crop_pct,
-            interpolation=self.shape.interpolation,
-        )
+        return stream_batches(dataset, self.shape, batches)
 
 
 def prepare_samples(
@@ -157,15 +143,8 @@ def prepare_samples(
     if not _fits(dataset, shape, device) if streams is None else streams:
         return Streamed(dataset, shape, plain, augmented, device)
     with progress_bar(len(dataset), "reading images", show) as advance:
-        decoded = decode_images(
-            dataset,
-            (shape.height, shape.width),
-            fit=shape.fit,
-            crop_pct=shape.crop_pct,
-            interpolation=shape.interpolation,
-            progress=lambda done, _: advance(done),
-        )
-    return Resident(decoded.images.to(device), plain, augmented)
+        images = decode_images(dataset, shape, progress=lambda done, _: advance(done))
+    return Resident(images.to(device), plain, augmented)
 
 
 def check_kind(kind: str, backbone: Backbone | None) -> None:
@@ -251,4 +230,4 @@ def _fits(dataset: DomainDataset, shape: Geometry, device: torch.device) -> bool
         free = torch.cuda.mem_get_info(device)[0]
         if len(dataset) * 3 * shape.height * shape.width > free / 3:
             return False
-    return fits_in_memory(dataset, (shape.height, shape.width))
+    return fits_in_memory(dataset, shape)

@@ -12,7 +12,8 @@ from torch import Tensor
 from sourceward.data import DomainDataset
 from sourceward.data.features import extract_styled
 from sourceward.data.loading import prepare_samples
-from sourceward.data.split import Arranged, arrange
+from sourceward.data.split import SourceSplit as Arranged
+from sourceward.data.split import split_sources as arrange
 from sourceward.data.transforms import mean_amplitude
 from sourceward.nn.backbones import Backbone
 from sourceward.training.configuration import AUTO, FitSettings

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from sourceward.data import DomainDataset
 from sourceward.data.features import extract_corrupted, extract_features
 from sourceward.data.loading import Resident, Samples, encode, prepare_samples
-from sourceward.data.split import Arranged, arrange
+from sourceward.data.split import SourceSplit as Arranged
+from sourceward.data.split import split_sources as arrange
 from sourceward.functional import spread
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone

@@ -34,10 +34,10 @@ def read_cifar10_c(
     clean: str | Path | None = None,
     severity: int = 5,
     corruptions: Sequence[str] | None = None,
-    practice: Sequence[str] = (),
+    source_corruptions: Sequence[str] = (),
     seed: int = 0,
 ) -> DomainDataset:
-    """`corruptions`: the 15 test ones unless given; `practice`: those that make further sources."""
+    """Read targets for `corruptions` (default: the 15 test ones), sources for `source_corruptions`."""
     names = choose_corruptions(corruptions, severity)
     root = next((file.parent for file in sorted(Path(path).glob("*/labels.npy"))), Path(path))
     root = Path(path) if (Path(path) / "labels.npy").exists() else root
@@ -50,7 +50,9 @@ def read_cifar10_c(
                 f"'{path}' holds neither CIFAR-10-C (labels.npy, <corruption>.npy) nor the binary CIFAR-10 "
                 "(data_batch_1.bin, test_batch.bin). The pickled CIFAR-10 is not read."
             )
-        return corrupted_domains(train, names, severity, test=test, practice=practice, seed=seed)
+        return corrupted_domains(
+            train, names, severity, test=test, source_corruptions=source_corruptions, seed=seed
+        )
     absent = [
         Problem("missing_domain", name, f"'{path}' has no {name}.npy.")
         for name in names
@@ -58,7 +60,9 @@ def read_cifar10_c(
     ]
     parts = [_read_published(root, name, severity) for name in published]
     if len(train):
-        parts.insert(0, corrupted_domains(train, (), severity, practice=practice, seed=seed))
+        parts.insert(
+            0, corrupted_domains(train, (), severity, source_corruptions=source_corruptions, seed=seed)
+        )
     return _join(parts, targets=published, problems=absent, name=str(path))
 
 

@@ -14,7 +14,7 @@ from sourceward.data.known.idx import FASHION_MNIST, MNIST, IdxDataset, read_idx
 
 LAYOUT = (
     "<root>/.../train-images-idx3-ubyte, train-labels-idx1-ubyte and t10k-*, raw or .gz. Options: severity; "
-    "corruptions, practice by name; clean and per_domain, numbers of images; size in pixels."
+    "corruptions, source_corruptions by name; clean and per_domain, numbers of images; size in pixels."
 )
 ABOUT = "Clean {} as the only source; its test images under 15 corruptions are the targets."
 SIDE = 32
@@ -28,7 +28,7 @@ def _register(name: str, idx: IdxDataset) -> None:
         *,
         severity: int = 5,
         corruptions: Sequence[str] | None = None,
-        practice: Sequence[str] = (),
+        source_corruptions: Sequence[str] = (),
         clean: int | None = 20_000,
         per_domain: int | None = 2_000,
         size: int = SIDE,
@@ -40,7 +40,13 @@ def _register(name: str, idx: IdxDataset) -> None:
             for part, count in (("train", clean), ("test", per_domain))
         )
         return corrupted_domains(
-            train, corruptions, severity, test=test, practice=practice, size=size, seed=seed
+            train,
+            corruptions,
+            severity,
+            test=test,
+            source_corruptions=source_corruptions,
+            size=size,
+            seed=seed,
         )
 
 
