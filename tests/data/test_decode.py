@@ -136,10 +136,7 @@ def test_texts_are_not_images(tmp_path):
         decode_images(open_dataset(tmp_path / "t.csv"), 8)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"height": 0}, {"fit": "pad"}, {"crop_pct": 0}, {"interpolation": "x"}],
-)
+@pytest.mark.parametrize("wrong", [{"height": 0}, {"fit": "pad"}, {"crop_pct": 0}, {"interpolation": "x"}])
 def test_geometry_is_checked(wrong):
     with pytest.raises(InputError, match="Expected"):
         Geometry(**{"height": 8, "width": 8, **wrong})

@@ -31,16 +31,14 @@ def corrupted_domains(
     size: int | None = None,
     seed: int = 0,
 ) -> DomainDataset:
-    """Return the domain "clean", a source for each of `source_corruptions`, a target for each of `corruptions`.
+    """Return the domain "clean", sources for `source_corruptions` and targets for `corruptions`.
 
     Targets are made from `test`, or else from the validation images of `clean`; an image and its corrupted
     copies are on the same side of the split. `corruptions` defaults to the 15 test corruptions. Arrays are
     resized to `size` and corrupted now, image files when they are read.
     """
-    targets, sources = (
-        choose_corruptions(corruptions, severity),
-        choose_corruptions(source_corruptions, severity),
-    )
+    targets = choose_corruptions(corruptions, severity)
+    sources = choose_corruptions(source_corruptions, severity)
     if set(targets) & set(sources):
         both = ", ".join(sorted(set(targets) & set(sources)))
         raise InputError(

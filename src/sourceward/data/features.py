@@ -118,12 +118,7 @@ def extract_corrupted(
 
 
 def _domain_features(
-    part: DomainDataset,
-    name: str,
-    backbone: Backbone,
-    device: torch.device,
-    identity: str,
-    show: bool | None,
+    part: DomainDataset, name: str, backbone: Backbone, device: torch.device, identity: str, show: bool | None
 ) -> np.ndarray:
     backbone = backbone.to(device).eval()
 

@@ -104,11 +104,7 @@ def in_order(length: int, batch_size: int) -> list[list[int]]:
 
 
 def stream_batches(
-    dataset: DomainDataset,
-    size: Size,
-    batches: Iterable[Sequence[int]],
-    *,
-    workers: int | None = None,
+    dataset: DomainDataset, size: Size, batches: Iterable[Sequence[int]], *, workers: int | None = None
 ) -> Iterator[ImageBatch]:
     """Decode `batches` of rows in worker processes, a few ahead of the one in use.
 

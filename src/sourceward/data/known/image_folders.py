@@ -18,7 +18,7 @@ Aliases = dict[str, tuple[str, ...]]
 
 PACS: Aliases = {"photo": (), "art_painting": ("artpainting", "art"), "cartoon": (), "sketch": ()}
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-PACS_LISTS = {
+PACS_LISTS: Suffixes = {
     "train": ("_train.txt", "_train_kfold.txt"),
     "val": ("_val.txt", "_crossval_kfold.txt", "_val_kfold.txt"),
 }
@@ -32,7 +32,8 @@ VLCS: Aliases = {
 }
 VLCS_CLASSES = ("bird", "car", "chair", "dog", "person")
 DOMAINNET: Aliases = dict.fromkeys(("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), ())
-DOMAINNET_LISTS = {"train": ("_train.txt",), "val": ("_test.txt",)}  # the published test images validate
+# The published test images validate.
+DOMAINNET_LISTS: Suffixes = {"train": ("_train.txt",), "val": ("_test.txt",)}
 
 
 def _reader(
