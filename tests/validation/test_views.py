@@ -7,7 +7,7 @@ from torch import nn
 
 import sourceward as sw
 from sourceward._util.errors import InputError
-from sourceward.data.corrupting import corrupt_in_turn
+from sourceward.data.corrupting import corrupt_cycling as corrupt_in_turn
 from sourceward.data.loading import Resident
 from sourceward.fitting import fit
 from sourceward.model.card import views_text

@@ -108,7 +108,7 @@ def doctor(
     left_out = ((target,) if isinstance(target, str) else tuple(target)) or dataset.targets
     sources = dataset.without(left_out) if left_out else dataset
     trained_on = tuple(p for p in broken if p.domain is None or p.domain in sources.domain_names)
-    counts = dataset.counts()
+    counts, (train, val) = dataset.counts(), dataset.train_val_indices()
     return Diagnosis(
         name=dataset.name,
         kind=dataset.kind,
@@ -117,7 +117,7 @@ def doctor(
         classes=dataset.classes,
         counts=tuple(tuple(int(n) for n in row) for row in counts),
         targets=tuple(left_out),
-        split=_split_counts(dataset),
+        split=None if dataset.split is None else (len(train), len(val)),
         split_by=_split_by(dataset),
         image_sizes=_size_range([item.size for item in found if item.size]),
         duplicates=across,
@@ -193,11 +193,6 @@ def _equal_samples(dataset: DomainDataset, digests: list[bytes]) -> tuple[Groups
 def _size_range(sizes: list[tuple[int, int]]) -> SizeRange | None:
     ordered = sorted(sizes, key=lambda size: size[0] * size[1])
     return SizeRange(ordered[0], ordered[len(ordered) // 2], ordered[-1]) if ordered else None
-
-
-def _split_counts(dataset: DomainDataset) -> tuple[int, int] | None:
-    train, val = dataset.train_val_indices()
-    return None if dataset.split is None else (len(train), len(val))
 
 
 def _split_by(dataset: DomainDataset) -> str:
