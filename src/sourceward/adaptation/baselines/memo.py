@@ -17,11 +17,11 @@ from sourceward.adaptation.baselines.classifier import ensemble_logits, mean_ent
 from sourceward.adaptation.baselines.episodic import Episodic
 from sourceward.adaptation.baselines.trainable import TrainableCopy
 from sourceward.adaptation.images import image_preprocessing
-from sourceward.data.augment import normalise
-from sourceward.data.augmix import augmix, pixels
+from sourceward.data.augmix import augmix
 from sourceward.functional import keyed_normal, row_keys
 from sourceward.functional.voting import log_vote
 from sourceward.nn import Network
+from sourceward.nn.backbones.preprocessing import denormalize, normalize
 
 
 @ADAPTERS.register("memo")
@@ -40,8 +40,8 @@ class MEMO(Episodic):
         self, model: TrainableCopy, image: Tensor, generator: torch.Generator
     ) -> Callable[[], Tensor]:
         inputs = image_preprocessing(model.network)
-        plain = pixels(image, inputs.mean, inputs.std).expand(self.num_copies, -1, -1, -1)
-        copies = normalise(augmix(plain, generator=generator), inputs.mean, inputs.std)
+        plain = denormalize(image, inputs.mean, inputs.std).expand(self.num_copies, -1, -1, -1)
+        copies = normalize(augmix(plain, generator=generator), inputs.mean, inputs.std)
         return lambda: mean_entropy(log_vote(model.logits(model.encode(copies))))
 
 
