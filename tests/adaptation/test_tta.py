@@ -7,7 +7,7 @@ import torch
 from sourceward import create_adapter
 from sourceward._util.errors import InputError
 from sourceward.adaptation import Unsuitable
-from sourceward.adaptation.baselines.memo import image_preprocessing
+from sourceward.adaptation.images import image_preprocessing
 from sourceward.data.augment import normalise
 from sourceward.data.augmix import pixels
 from sourceward.data.transforms import VIEWS, as_bytes, look, look_normalised, mean_amplitude
