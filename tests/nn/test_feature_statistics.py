@@ -39,6 +39,10 @@ def network() -> Network:
     return network
 
 
+def adain_to(network: Network, source: int | torch.Tensor):
+    return network.feature_statistics.adain(network.backbone, source)
+
+
 def test_maps_get_the_given_statistics():
     wanted = torch.stack([torch.arange(5.0), torch.arange(1.0, 6.0)])
     found = feature_statistics(adain(make_maps(4, 5, 6, 7), wanted))
@@ -88,14 +92,12 @@ def test_the_backbone_uses_the_statistics_of_a_source_within_the_context_only(ne
     before, inner = network.features(images), nn.Sequential(*network.backbone.network)
     statistics = network.feature_statistics.state_dict()
     for source in range(SOURCES):
-        with network.adain(source):
-            assert network.adain_active
+        with adain_to(network, source):
             found = network.features(images)
         first = adain(inner[:6](images), statistics["network/5"][source])
         second = adain(inner[6:9](first), statistics["network/8"][source])
         torch.testing.assert_close(found, network.rescale(inner[9:](second)))
         assert not torch.allclose(found, before)
-    assert not network.adain_active
     assert torch.equal(network.features(images), before)
 
 
@@ -104,9 +106,9 @@ def test_one_pass_serves_copies_with_different_sources(network):
     images, source = make_images(8), torch.tensor([2, -1, 0, 1, -1, 2, 0, 0])
     expected = network.features(images)
     for number in range(SOURCES):
-        with network.adain(number):
+        with adain_to(network, number):
             expected = torch.where((source == number).unsqueeze(1), network.features(images), expected)
-    with network.adain(source):
+    with adain_to(network, source):
         assert torch.equal(network.features(images), expected)
 
 
@@ -116,14 +118,14 @@ def test_rows_that_keep_their_statistics_may_be_infinite_elsewhere(network):
     before = network.features(images)
     for values in network.feature_statistics.buffers():
         values.fill_(float("inf"))
-    with network.adain(torch.tensor([-1, -1])):
+    with adain_to(network, torch.tensor([-1, -1])):
         assert torch.equal(network.features(images), before)
 
 
 def test_a_source_is_needed_for_each_row(network):
     with (
         pytest.raises(ValueError, match="Expected `source` for each of 3 rows, but got 2"),
-        network.adain(torch.tensor([0, 1])),
+        adain_to(network, torch.tensor([0, 1])),
     ):
         network.features(make_images(3))
 
@@ -131,15 +133,14 @@ def test_a_source_is_needed_for_each_row(network):
 def test_an_error_leaves_no_hooks(network):
     images = make_images(2)
     before = network.features(images)
-    with pytest.raises(ZeroDivisionError), network.adain(0):
+    with pytest.raises(ZeroDivisionError), adain_to(network, 0):
         raise ZeroDivisionError
-    assert not network.adain_active
     assert torch.equal(network.features(images), before)
 
 
 def test_an_image_does_not_depend_on_the_rest_of_its_batch(network):
     images = make_images(7)
-    with network.adain(1):
+    with adain_to(network, 1):
         together = network.features(images)
         alone = torch.cat([network.features(image[None]) for image in images])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
@@ -150,5 +151,5 @@ def test_statistics_load_into_a_fresh_network(network):
     other = Network(SOURCES, 4, backbone.dim, backbone=backbone).eval().requires_grad_(False)
     other.load_state_dict(network.state_dict())
     images = make_images(3)
-    with network.adain(2), other.adain(2):
+    with adain_to(network, 2), adain_to(other, 2):
         assert torch.equal(network.features(images), other.features(images))

@@ -1,7 +1,5 @@
 """`Network`: backbone, latent network, head, energies and what is estimated from the sources."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +23,6 @@ from sourceward.nn.energy import StackedEnergy
 from sourceward.nn.feature_statistics import FeatureStatistics
 from sourceward.nn.heads import HEADS, Head
 from sourceward.nn.latent import LatentNet
-from sourceward.nn.projection import Projected
 
 CALIBRATION_ROWS = 4096
 """Samples of a source from which its energy quantiles are estimated."""
@@ -80,7 +77,6 @@ class Network(nn.Module):
         self.latent = LatentNet(dim) if self.head.uses_latent else None
         self.energy = StackedEnergy(sources, dim, hidden, latent=self.head.uses_latent, dropout=dropout)
         self.distilled = self.feature_statistics = None
-        self.adain_active = False
         self.register_buffer("shift", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("white", None)
@@ -105,24 +101,6 @@ class Network(nn.Module):
     def features(self, inputs: Tensor) -> Tensor:
         """Inputs (batch, ...) to centred features of norm about sqrt(dim): (batch, dim)."""
         return self.rescale(inputs if self.backbone is None else self.backbone(inputs))
-
-    @contextmanager
-    def adain(self, source: int | Tensor) -> Iterator[None]:
-        """Within this context, `features` gives the backbone's early maps the statistics of a source.
-
-        Args:
-            source: one for all rows, or (rows,) with -1 for rows that keep their own statistics: see
-                `FeatureStatistics.adain`.
-        """
-        inner = self.backbone.backbone if isinstance(self.backbone, Projected) else self.backbone
-        assert self.feature_statistics is not None
-        assert inner is not None
-        with self.feature_statistics.adain(inner, source):
-            self.adain_active = True  # CUDA graphs captured without AdaIN do not apply
-            try:
-                yield
-            finally:
-                self.adain_active = False
 
     def rescale(self, raw: Tensor) -> Tensor:
         """Centre, whiten and scale the backbone's features: (batch, dim)."""
