@@ -141,7 +141,7 @@ class Lookahead(Workspace):
         sources, rows, hidden = like.shape
         self.pair = like.new_empty(sources, 2 * rows, hidden)
         super().__init__(weights, self.pair, scale)
-        # Views are created once: each takes as long as an operation.
+        # Views of tensors are created once: each takes as long as an operation.
         self.end, self.origin = self.pair.unflatten(1, (2, rows)).unbind(1)
         self.end_value, origin_value = self.value.view(sources, 2, rows).unbind(1)
         self.origin_value = origin_value.unsqueeze(-1)

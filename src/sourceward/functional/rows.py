@@ -49,7 +49,7 @@ def transpose_contiguous(weight: Tensor) -> Tensor:
 
 
 def thread_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views that partition tensors of one shape such that no thread's range has a remainder.
+    """Views of tensors of one shape that partition them such that no thread's range has a remainder.
 
     >>> sum(len(chunk) for (chunk,) in thread_chunks(torch.zeros(2 * GRAIN + 64)))
     65600

@@ -8,7 +8,7 @@ from sourceward.nn.backbones import ImagePreprocessing
 
 
 class StaleEncoder(Exception):
-    """The backbone was replaced or moved in memory after the encoder was created."""
+    """A tensor of the backbone was replaced, or has another address, since the encoder was created."""
 
 
 class ImageEncoder:

@@ -1,9 +1,9 @@
 """`FeatureStatistics`: AdaIN of a backbone's early feature maps to the channel statistics of a source.
 
-Mean and standard deviation of the channels of early maps carry the style of an image. Adaptive instance
-normalisation (AdaIN; Huang & Belongie, ICCV 2017) replaces an image's own statistics by the mean statistics
-of a source, as test-time augmentation (test-time style shifting, Park et al., ICML 2023). Each image is
-normalised by itself.
+Mean and standard deviation of the channels of early maps describe the domain of an image rather than its
+content. Adaptive instance normalisation (AdaIN; Huang & Belongie, ICCV 2017) replaces an image's own
+statistics by the mean statistics of a source, as test-time augmentation (test-time style shifting, Park et
+al., ICML 2023). Each image is normalised by itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
