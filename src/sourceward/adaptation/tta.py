@@ -81,7 +81,7 @@ def apply_copy(copy: Copy, predict: Callable[[Tensor], T], statistics: Statistic
     if copy.source == OWN:
         return predict(copy.images)
     assert statistics.feature_statistics is not None
-    with statistics.feature_statistics.toward(backbone, copy.source):
+    with statistics.feature_statistics.adain(backbone, copy.source):
         return predict(copy.images)
 
 

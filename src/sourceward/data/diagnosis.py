@@ -224,9 +224,9 @@ def refuse(sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: b
             Refusal(f"{rows:,} feature rows hold NaN or infinity.", "Remove or recompute those rows.")
         )
     elif sources.kind == "features":
-        from sourceward.functional.span import wrong_span  # imports torch
+        from sourceward.functional.value_range import value_range_problem  # imports torch
 
-        wrong = wrong_span(sources.items, "`features`")
+        wrong = value_range_problem(sources.items, "`features`")
         found += [Refusal(*wrong)] if wrong else []
     return tuple(found)
 

@@ -19,7 +19,7 @@ from sourceward.adaptation.baselines.trainable import TrainableCopy
 from sourceward.adaptation.images import image_preprocessing
 from sourceward.data.augmix import augmix
 from sourceward.functional import keyed_normal, row_keys
-from sourceward.functional.voting import log_vote
+from sourceward.functional.aggregation import log_mixture
 from sourceward.nn import Network
 from sourceward.nn.backbones.preprocessing import denormalize, normalize
 
@@ -42,7 +42,7 @@ class MEMO(Episodic):
         inputs = image_preprocessing(model.network)
         plain = denormalize(image, inputs.mean, inputs.std).expand(self.num_copies, -1, -1, -1)
         copies = normalize(augmix(plain, generator=generator), inputs.mean, inputs.std)
-        return lambda: mean_entropy(log_vote(model.logits(model.encode(copies))))
+        return lambda: mean_entropy(log_mixture(model.logits(model.encode(copies))))
 
 
 @ADAPTERS.register("memo_features")
@@ -70,7 +70,7 @@ class MEMOOnFeatures(MEMO):
             shift = torch.zeros_like(feature).requires_grad_(True)
             for _ in range(self.num_updates):
                 logits = ensemble_logits(network, (copies * scale + shift).flatten(0, 1))
-                log_probability = log_vote(logits).unflatten(0, (self.num_copies, -1))
+                log_probability = log_mixture(logits).unflatten(0, (self.num_copies, -1))
                 gradients = torch.autograd.grad(mean_entropy(log_probability).sum(), (scale, shift))
                 with torch.no_grad():
                     for parameter, gradient in zip((scale, shift), gradients):
