@@ -52,7 +52,7 @@ def target_of(weights: EnergyWeights, latent: Tensor | None) -> Target:
 
 
 def _with_distilled(energy, energy_and_grad) -> Target:
-    """A target whose distilled map is a step of size 4 down the clipped gradient, which sometimes overshoots."""
+    """A target whose distilled map is a large step down the clipped gradient, which sometimes overshoots."""
     return Target(energy, energy_and_grad, lambda x: x - 4 * energy_and_grad(x)[1].clamp(-0.05, 0.05))
 
 
@@ -73,6 +73,18 @@ def make_domains(
     source = np.repeat(np.arange(sources), rows)
     blobs, shifts = 3 * rng.normal(size=(classes, dim)), rng.normal(size=(sources, dim))
     return blobs[label] + shifts[source] + rng.normal(size=(len(label), dim)), label, source
+
+
+def two_shifted_sources(shift: float = 3.0) -> list[tuple[Tensor, Tensor]]:
+    """Features and labels of two sources: axis 0 separates two classes, axis 1 the sources."""
+    generator, parts = make_generator(), []
+    for sign in (-1.0, 1.0):
+        label = torch.arange(200) % 2
+        x = torch.randn(200, 5, generator=generator)
+        x[:, 0] += 4 * label
+        x[:, 1] += sign * shift
+        parts.append((x, label))
+    return parts
 
 
 QUICK = {
