@@ -1,11 +1,18 @@
 """Small random parts that several tests need."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from sourceward.data.feeds import Feed
 from sourceward.functional import EnergyWeights, energy, energy_and_grad, latent_bias
+from sourceward.nn import Network
 from sourceward.samplers import Target
+from sourceward.settings import LoopSettings, TrainSettings
+from sourceward.training.loop import Training
+from sourceward.training.trainer import Trainer
 
 
 def make_generator(seed: int = 0) -> torch.Generator:
@@ -45,7 +52,7 @@ def target_of(weights: EnergyWeights, latent: Tensor | None) -> Target:
 
 
 def _with_distilled(energy, energy_and_grad) -> Target:
-    """A target whose distilled map is a step of size 4 down the clipped gradient, which sometimes overshoots."""
+    """A target whose distilled map is a large step down the clipped gradient, which sometimes overshoots."""
     return Target(energy, energy_and_grad, lambda x: x - 4 * energy_and_grad(x)[1].clamp(-0.05, 0.05))
 
 
@@ -68,12 +75,39 @@ def make_domains(
     return blobs[label] + shifts[source] + rng.normal(size=(len(label), dim)), label, source
 
 
+def two_shifted_sources(shift: float = 3.0) -> list[tuple[Tensor, Tensor]]:
+    """Features and labels of two sources: axis 0 separates two classes, axis 1 the sources."""
+    generator, parts = make_generator(), []
+    for sign in (-1.0, 1.0):
+        label = torch.arange(200) % 2
+        x = torch.randn(200, 5, generator=generator)
+        x[:, 0] += 4 * label
+        x[:, 1] += sign * shift
+        parts.append((x, label))
+    return parts
+
+
 QUICK = {
     "num_steps": 4,
     "max_iter": 30,
     "batch_size": 24,
     "learning_rate": 0.03,
-    "train_steps": 3,
-    "chains": 8,
+    "train": {"num_steps": 3, "chains": 8},
 }
 """Settings of an estimator that fits `make_domains` in a fraction of a second."""
+
+
+def train(
+    network: Network,
+    feed: Feed,
+    loop: LoopSettings,
+    settings: TrainSettings,
+    *,
+    kl_weight: float = 0.02,
+    seed: int = 0,
+    **options: Any,
+) -> Network:
+    """Train a network by Algorithm 1 in the one training loop; `options` are those of `Training`."""
+    trainer = Trainer(network, loop, settings, kl_weight, seed)
+    rows = loop.batch_size * network.sources
+    return Training(trainer, lambda start: feed, rows, progress=False, **options).run()

@@ -8,57 +8,58 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError
 from sourceward.functional import AGGREGATIONS, cosine_to_sources
+from sourceward.functional.aggregation import log_mixture, mix_classifiers, select_sources
 from tests.helpers import make_generator
 
 every = pytest.mark.parametrize("name", list(AGGREGATIONS))
 sizes = given(st.integers(1, 5), st.integers(1, 7), st.integers(2, 6), st.integers(0, 10_000))
 
 
-def make_votes(sources: int, batch: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+def make_predictions(sources: int, batch: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = make_generator(seed)
     logits = 2 * torch.randn(sources, batch, classes, generator=generator, dtype=torch.float64)
     similarity = 2 * torch.rand(sources, batch, generator=generator, dtype=torch.float64) - 1
     return logits.softmax(-1), similarity
 
 
-def vote(name: str, probability: Tensor, similarity: Tensor) -> Tensor:
-    """One number for each source stands for all that is known of it."""
+def aggregate(name: str, probability: Tensor, similarity: Tensor) -> Tensor:
+    """Aggregate with one number per source in place of similarity, z-score and score."""
     return AGGREGATIONS[name](probability, similarity, similarity, -2 * similarity)
 
 
 @every
 @sizes
 def test_rows_are_distributions(name, sources, batch, classes, seed):
-    probability, similarity = make_votes(sources, batch, classes, seed)
-    answer = vote(name, probability, similarity)
-    assert answer.shape == (batch, classes)
-    assert (answer >= 0).all()
-    torch.testing.assert_close(answer.sum(-1), torch.ones(batch, dtype=torch.float64), rtol=0, atol=1e-12)
+    probability, similarity = make_predictions(sources, batch, classes, seed)
+    found = aggregate(name, probability, similarity)
+    assert found.shape == (batch, classes)
+    assert (found >= 0).all()
+    torch.testing.assert_close(found.sum(-1), torch.ones(batch, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
 @every
 @sizes
-def test_sources_that_agree_are_repeated(name, sources, batch, classes, seed):
-    probability, similarity = make_votes(sources, batch, classes, seed)
+def test_sources_that_agree_give_their_common_prediction(name, sources, batch, classes, seed):
+    probability, similarity = make_predictions(sources, batch, classes, seed)
     same = probability[:1].expand(sources, batch, classes)
-    torch.testing.assert_close(vote(name, same, similarity), probability[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(aggregate(name, same, similarity), probability[0], rtol=1e-12, atol=1e-12)
 
 
 @every
 @sizes
 def test_order_of_sources_does_not_matter(name, sources, batch, classes, seed):
-    probability, similarity = make_votes(sources, batch, classes, seed)
+    probability, similarity = make_predictions(sources, batch, classes, seed)
     order = torch.randperm(sources, generator=make_generator(seed + 1))
-    expected = vote(name, probability, similarity)
-    found = vote(name, probability[order], similarity[order])
+    expected = aggregate(name, probability, similarity)
+    found = aggregate(name, probability[order], similarity[order])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @every
 @sizes
 def test_a_lone_source_is_returned_unchanged(name, sources, batch, classes, seed):
-    probability, similarity = make_votes(1, batch, classes, seed)
-    assert torch.equal(vote(name, probability, similarity), probability[0])
+    probability, similarity = make_predictions(1, batch, classes, seed)
+    assert torch.equal(aggregate(name, probability, similarity), probability[0])
 
 
 def test_each_on_a_hand_computed_example():
@@ -74,7 +75,7 @@ def test_each_on_a_hand_computed_example():
         "learned": [0.2344707, 0.7655293],  # weights exp(-1) and 1: (0.36788 * 0.6 + 0.1) / 1.36788
     }
     for name, row in expected.items():
-        torch.testing.assert_close(vote(name, probability, similarity), torch.tensor([row]))
+        torch.testing.assert_close(aggregate(name, probability, similarity), torch.tensor([row]))
 
 
 def test_cosine_to_sources_equals_the_formula():
@@ -91,15 +92,41 @@ def test_unknown_name_gets_the_nearest():
 
 
 @pytest.mark.parametrize("similarity", [-1.0, -1 - 2**-23])
-def test_a_sample_opposite_to_every_source_still_gets_an_answer(similarity):
-    """Cosines round to -1, or just past it."""
+def test_a_sample_opposite_to_every_source_has_a_valid_prediction(similarity):
+    """Cosines round to -1, or slightly beyond."""
     probability = torch.tensor([[[0.6, 0.4]], [[0.1, 0.9]]])
-    answer = AGGREGATIONS["cosine"](probability, torch.full((2, 1), similarity), torch.zeros(2, 1))
-    torch.testing.assert_close(answer.sum(-1), torch.ones(1))
-    assert (answer >= 0).all()
+    found = AGGREGATIONS["cosine"](probability, torch.full((2, 1), similarity), torch.zeros(2, 1))
+    torch.testing.assert_close(found.sum(-1), torch.ones(1))
+    assert (found >= 0).all()
 
 
-def test_votes_that_nobody_taught_are_refused():
-    probability, similarity = make_votes(2, 3, 2, 0)
-    with pytest.raises(InputError, match="has not learned which sources to source_weights"):
+def test_missing_source_weights_are_an_error():
+    probability, similarity = make_predictions(2, 3, 2, 0)
+    with pytest.raises(InputError, match="has no learned source weights"):
         AGGREGATIONS["learned"](probability, similarity, similarity)
+
+
+def test_select_sources_takes_their_rows_in_order():
+    first, second = torch.arange(12.0).view(3, 4), torch.arange(24.0).view(3, 4, 2)
+    for value, found in zip((first, second), select_sources((2, 0), first, second)):
+        assert torch.equal(found, value[[2, 0]])
+
+
+def test_both_mixtures_are_the_mean_of_probabilities():
+    logits = torch.randn(3, 2, 5, 4, generator=make_generator(), dtype=torch.float64)
+    mean = logits.softmax(-1).mean((0, 1))
+    torch.testing.assert_close(log_mixture(logits).exp(), mean)
+    weight = torch.full((3, 1), 1 / 3, dtype=torch.float64)
+    torch.testing.assert_close(mix_classifiers(logits.permute(1, 2, 0, 3), weight).mean(0), mean)
+
+
+def test_classifiers_are_mixed_by_their_weights():
+    logits = torch.randn(5, 2, 4, generator=make_generator())
+    first, second = logits.softmax(-1).unbind(1)
+    found = mix_classifiers(logits, torch.tensor([[0.25], [0.75]]))
+    torch.testing.assert_close(found, 0.25 * first + 0.75 * second)
+
+
+def test_the_log_is_finite_where_the_probability_underflows():
+    logits = torch.tensor([0.0, 500.0]).expand(2, 1, 1, 2)
+    assert log_mixture(logits)[0, 0] == -500

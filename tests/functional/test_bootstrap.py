@@ -1,4 +1,4 @@
-"""The paired bootstrap against what is known of the mean, and against drawing rows one by one."""
+"""The paired bootstrap against the standard error of a mean, and against drawing rows one by one."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ def changes(seeds, samples, seed=0):
     return np.random.default_rng(seed).integers(-1, 2, (seeds, samples))
 
 
-def test_the_spread_is_that_of_a_mean():
+def test_the_standard_deviation_is_the_standard_error_of_the_mean():
     """With one seed the draws have the standard error of a mean, to the Monte Carlo error of 20,000 draws."""
     change = changes(1, 400)
     draws = paired_draws(change, np.random.default_rng(1), 20_000)
@@ -19,7 +19,7 @@ def test_the_spread_is_that_of_a_mean():
     assert draws.std() == pytest.approx(error, rel=5 / np.sqrt(2 * 20_000))
 
 
-def test_kinds_of_samples_are_as_good_as_samples():
+def test_counts_of_equal_samples_are_equivalent_to_samples():
     """The shortcut and rows drawn one by one have the same distribution."""
     change, random = changes(3, 60), np.random.default_rng(2)
     quick = paired_draws(change, random, 20_000)
@@ -37,11 +37,11 @@ def test_seeds_that_disagree_widen_the_interval():
     assert width[1] > 3 * width[0]
 
 
-def test_targets_weigh_alike_whatever_their_size():
+def test_targets_have_equal_weight_whatever_their_size():
     low, high = paired_interval([np.ones(10), np.zeros(1000)])
     assert low == pytest.approx(0.5)
     assert high == pytest.approx(0.5)
 
 
-def test_interval_is_the_middle():
+def test_interval_is_central():
     assert interval(np.arange(101), 0.9) == pytest.approx((5, 95))

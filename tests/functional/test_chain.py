@@ -1,4 +1,4 @@
-"""The energy as the chain uses it, against `functional.energy` and autograd."""
+"""The energy of the fast chain against `functional.energy` and autograd."""
 
 import pytest
 import torch
@@ -24,12 +24,12 @@ def test_energy_and_gradient_equal_autograd(latent):
         torch.testing.assert_close(chain.energy(a0), energy_and_grad(weights, x, bias)[0])
 
 
-def test_an_energy_of_z_needs_z():
+def test_a_conditional_energy_needs_a_latent():
     with pytest.raises(ValueError, match="Expected `latent`"):
         ChainWeights.of(random_weights(2, 5)).bias(None)
 
 
-def test_a_workspace_is_used_again_and_scales_the_gradient():
+def test_a_workspace_is_reusable_and_scales_the_gradient():
     weights = random_weights(2, 5)
     chain = ChainWeights.of(weights)
     first, second = torch.randn(2, 2, 4, chain.up.shape[-1], dtype=torch.float64)
@@ -42,7 +42,7 @@ def test_a_workspace_is_used_again_and_scales_the_gradient():
         torch.testing.assert_close(space.energy(a0), expected_value)
 
 
-def test_looking_ahead_sees_what_a_workspace_sees():
+def test_lookahead_equals_a_workspace():
     chain = ChainWeights.of(random_weights(2, 5))
     space, ahead = (kind(chain, torch.empty(2, 4, 6).double(), scale=-3.0) for kind in (Workspace, Lookahead))
     for seed in (0, 1):

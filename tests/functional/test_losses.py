@@ -131,19 +131,19 @@ def fast(p: Parts, c: Coefficients, clip: float, guide_weights: EnergyWeights | 
 
     bias = latent_bias(weights, z)
     step_weights = weights if guide_weights is None else guide_weights
-    moved = guided_step(step_weights, p.start, latent_bias(step_weights, z), STEP_SIZE, clip)
+    adapted = guided_step(step_weights, p.start, latent_bias(step_weights, z), STEP_SIZE, clip)
     head = {name: w.detach() for name, w in p.head.named_parameters()}
     frozen_class_latent = None if class_latent is None else class_latent.detach()
     guided = Guided(
-        energy(frozen, moved, bias.detach()),
-        functional_call(p.head, head, (moved, z, frozen_class_latent)),
+        energy(frozen, adapted, bias.detach()),
+        functional_call(p.head, head, (adapted, z, frozen_class_latent)),
         p.start_label,
     )
     if p.latent is not None:
         latent = {name: w.detach() for name, w in p.latent.named_parameters()}
         guided = guided._replace(
             posterior=class_posterior.gather(p.start_label).detach(),
-            prior=functional_call(p.latent, latent, (moved,)),
+            prior=functional_call(p.latent, latent, (adapted,)),
         )
     positive = Positive(
         p.head(p.feature, z_positive, class_latent),
@@ -280,9 +280,9 @@ def test_clipped_elements_carry_no_gradient():
     bias = latent_bias(weights, torch.zeros_like(feature))
     grad = energy_and_grad(weights, feature, bias)[1]
     tiny = 0.5 * grad.abs().min().item()
-    moved = guided_step(weights, feature, bias, 2.0, tiny)
-    torch.testing.assert_close(moved, feature - 2.0 * tiny * grad.sign())
-    grads = torch.autograd.grad(moved.square().sum(), weights, allow_unused=True)
+    adapted = guided_step(weights, feature, bias, 2.0, tiny)
+    torch.testing.assert_close(adapted, feature - 2.0 * tiny * grad.sign())
+    grads = torch.autograd.grad(adapted.square().sum(), weights, allow_unused=True)
     assert all(g is None or (g == 0).all() for g in grads)
 
 

@@ -1,6 +1,6 @@
-"""Noise keyed by the sample: feature_statistics, independence, and what a key is made of.
+"""Noise keyed by the sample: moments, independence, and what a key depends on.
 
-Tolerances are five standard errors of the estimate, from the feature_statistics of a standard normal.
+Tolerances are five standard errors of the estimate, from the moments of a standard normal.
 """
 
 import math
@@ -111,7 +111,7 @@ def test_a_row_depends_on_its_key_alone(words, stream, dim, draws):
 
 
 def test_known_words():
-    """The bits are part of the expected_gain: a model's predictions must not change with a release."""
+    """The bits are part of the contract: a model's predictions must not change with a release."""
     uniform = keyed_uniform(torch.tensor([0, 1, -1]), 0, torch.float64) * 2**24
     assert [splitmix_low_24(key, 0) for key in (0, 1, -1)] == uniform.tolist()
 

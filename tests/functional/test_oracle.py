@@ -1,4 +1,4 @@
-"""Oracles look at the true label; they bound what adaptation could do."""
+"""Oracles use the true label; they bound what adaptation could reach."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def test_oracle_latent_is_the_posterior_of_the_true_class():
     assert torch.equal(latent.std, mean[:, [2, 0]] + 1)
 
 
-def test_oracle_source_is_the_one_that_knows_best():
+def test_oracle_source_has_the_highest_probability_of_the_true_class():
     probability = torch.tensor([[[0.9, 0.1], [0.9, 0.1]], [[0.2, 0.8], [0.2, 0.8]]])
     assert torch.equal(
         oracle_source(probability, torch.tensor([0, 1])), torch.tensor([[0.9, 0.1], [0.2, 0.8]])
@@ -24,7 +24,7 @@ def test_oracle_source_is_the_one_that_knows_best():
 
 
 @pytest.mark.parametrize("num_draws", [0, 3])
-def test_the_walk_takes_an_oracle_latent(num_draws):
+def test_the_chain_uses_an_oracle_latent(num_draws):
     torch.manual_seed(0)
     network = Network(2, 3, 4).eval()
     network.centers.normal_()

@@ -153,9 +153,9 @@ def test_spectral_norm_bounds_how_fast_the_energy_changes():
     for _ in range(500):
         module.power_iteration()
     feature, z = sample(module, batch=200, dtype=torch.float64)
-    moved = feature + torch.randn(feature.shape, generator=make_generator(5), dtype=torch.float64)
-    change = (values(module, feature, z) - values(module, moved, z)).abs()
-    assert (change <= 0.25 * 1.1**2 * (moved - feature).norm(dim=-1)).all()
+    adapted = feature + torch.randn(feature.shape, generator=make_generator(5), dtype=torch.float64)
+    change = (values(module, feature, z) - values(module, adapted, z)).abs()
+    assert (change <= 0.25 * 1.1**2 * (adapted - feature).norm(dim=-1)).all()
 
 
 def test_masks_are_reproducible_and_unbiased():

@@ -1,4 +1,4 @@
-"""A folded network: constant while the network is, made anew when it changes."""
+"""A folded network: cached while the network does not change, computed again when it does."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sourceward.nn import HEADS, Network, folded
-from sourceward.nn.network import VOICES
+from sourceward.nn.network import CLASSIFIER_WEIGHT
 from tests.helpers import make_generator
 
 
@@ -17,7 +17,7 @@ def make_network(head: str = "pooled") -> Network:
     return network
 
 
-def test_it_is_kept_while_nothing_changes():
+def test_it_is_cached_while_nothing_changes():
     network = make_network()
     assert folded(network) is folded(network)
 
@@ -35,7 +35,7 @@ def test_it_follows_every_change(part):
     torch.testing.assert_close(folded(network).energy.up, before.energy.up)
 
 
-def test_a_copy_of_the_network_starts_without():
+def test_a_copy_of_the_network_starts_without_a_cache():
     network = make_network()
     before = folded(network)
     rebuild, arguments = network.__dict__["_folded"].__reduce__()  # what a pickle would hold of it
@@ -61,18 +61,18 @@ def test_its_parts_compute_what_the_network_computes(head):
         torch.testing.assert_close(fold.head(x, z, fold.class_latent), expected)
 
 
-def test_both_classifiers_by_one_product():
+def test_a_pooled_head_mixes_its_classifiers():
     network = Network(2, 3, 6, "pooled")
     network.reset_parameters(make_generator())
     network.centers.normal_(generator=make_generator(1))
     fold, x = folded(network.requires_grad_(False).eval()), torch.randn(2, 8, 6, generator=make_generator(2))
-    asked = [fold.head(x, None, latent).softmax(-1) for latent in (fold.class_latent, fold.pooled_latent)]
-    torch.testing.assert_close(fold.classify(x, None), sum(asked) / 2)
-    assert not torch.allclose(*asked)
+    each = [fold.head(x, None, latent).softmax(-1) for latent in (fold.class_latent, fold.pooled_latent)]
+    torch.testing.assert_close(fold.classify(x, None), sum(each) / 2)
+    assert not torch.allclose(*each)
     network.white = network.unwhite = torch.eye(6)
-    network.sharpness.fill_(0.7)
-    network.lda_weight.fill_(2 * VOICES)
+    network.lda_scale.fill_(0.7)
+    network.lda_weight.fill_(2 * CLASSIFIER_WEIGHT)
     fold, center = folded(network), network.centers.mean(0)
     nearest = (-0.35 * torch.cdist(x, center.expand(2, -1, -1)).square()).softmax(-1)
-    torch.testing.assert_close(fold.classify(x, None), (sum(asked) / 2 + nearest) / 2)
+    torch.testing.assert_close(fold.classify(x, None), (sum(each) / 2 + nearest) / 2)
     torch.testing.assert_close(fold.prior_mean(x[0]), network.prior(x[0]).mean)

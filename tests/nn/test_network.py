@@ -1,4 +1,4 @@
-"""Network: the parts together, the feature scale and the class centres."""
+"""Network: its parts, the scale and whitening of features, class centres and LDA."""
 
 import math
 
@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from sourceward.nn import HEADS, Network
-from tests.helpers import make_generator
+from sourceward.functional import within_and_between_covariance
+from sourceward.nn import HEADS, DistilledStep, Network
+from sourceward.nn import network as module
+from sourceward.nn.network import CLASSIFIER_WEIGHT
+from tests.helpers import make_generator, two_shifted_sources
 
 SOURCES, CLASSES, DIM = 2, 3, 6
 
@@ -104,3 +107,69 @@ def test_scale_and_centers_travel_with_the_state():
         assert torch.equal(getattr(other, name), getattr(network, name))
         assert getattr(network, name).any()
         assert name not in dict(network.named_parameters())
+
+
+def whitened_network(head: str = "prototype") -> tuple[Network, torch.Tensor, torch.Tensor]:
+    """A network whose scale, whitening and class centres are fitted, and the features and labels."""
+    parts = two_shifted_sources()
+    network, x = Network(2, 2, 5, head), torch.cat([x for x, _ in parts])
+    network.fit_scale(x, within_and_between_covariance(parts))
+    for source, (own, label) in enumerate(parts):
+        network.fit_centers(source, network.features(own), label)
+    return network, x, torch.cat([y for _, y in parts])
+
+
+def test_whitened_features_have_the_norm_of_others_and_can_be_restored():
+    network, x, _ = whitened_network()
+    assert torch.allclose(network.features(x).norm(dim=1).mean(), torch.tensor(5**0.5), rtol=1e-5)
+    assert torch.allclose(network.raw(network.features(x)), x, atol=1e-4)
+    assert torch.equal(network.features(x[:1]), network.features(x)[:1])
+
+
+def test_a_state_with_whitening_loads_into_a_fresh_network():
+    fitted, x, _ = whitened_network()
+    fresh = Network(2, 2, 5)
+    fresh.load_state_dict(fitted.state_dict())
+    assert torch.equal(fresh.features(x), fitted.features(x))
+    plain = Network(2, 2, 5)
+    plain.fit_scale(x)
+    assert "white" not in plain.state_dict()
+
+
+def test_amplitudes_and_a_distilled_sampler_load_into_a_fresh_network():
+    network = make_network()
+    network.amplitudes = torch.rand(SOURCES, 3, 4, 3)
+    network.distilled = DistilledStep(SOURCES, DIM, DIM, width=4)
+    network.distilled.reset_parameters(make_generator())
+    fresh = make_network()
+    fresh.load_state_dict(network.state_dict())
+    assert torch.equal(fresh.amplitudes, network.amplitudes)
+    assert torch.equal(fresh.distilled.inner, network.distilled.inner)
+
+
+def test_lda_has_the_most_likely_scale():
+    network, x, y = whitened_network("pooled")
+    network.fit_lda(network.features(x), y)
+    weight, bias = network.lda()
+    logits = network.features(x) @ weight.T + bias
+    assert (logits.argmax(1) == y).float().mean() > 0.95
+    losses = [torch.nn.functional.cross_entropy(logits * k, y) for k in (0.5, 1.0, 2.0)]
+    assert losses[1] < min(losses[0], losses[2])
+
+
+@pytest.mark.parametrize(
+    ("share", "weight"), [(0.3, 0), (0.5, 0), (0.75, 5), (1.0, 2 * CLASSIFIER_WEIGHT), (float("nan"), 0)]
+)
+def test_lda_has_weight_where_its_share_of_the_mixture_exceeds_one_half(share, weight, monkeypatch):
+    monkeypatch.setattr(module, "mixture_weight", lambda *predictions: share)
+    network = Network(2, 2, 5, "pooled")
+    network.white = network.unwhite = torch.eye(5)
+    network.fit_lda(torch.randn(8, 5), torch.arange(8) % 2)
+    assert network.lda_weight == weight  # beside 2 * CLASSIFIER_WEIGHT of the learned classifiers
+
+
+def test_without_whitening_lda_has_no_weight():
+    network = Network(2, 2, 5, "pooled")
+    network.fit_lda(torch.randn(8, 5), torch.arange(8) % 2)
+    assert network.lda_weight == 0
+    assert network.lda_scale == 0

@@ -13,7 +13,7 @@ from tests.helpers import make_generator
 
 
 def tagged(*tags: float) -> Tensor:
-    """One source, rows that can be told apart: (1, batch, 1)."""
+    """One source, rows that can be distinguished: (1, batch, 1)."""
     return torch.tensor(tags, dtype=torch.float32).reshape(1, -1, 1)
 
 
@@ -75,7 +75,7 @@ def test_a_ring_holds_the_newest_rows(pushes, per_class):
     history: dict[int, list[float]] = {0: [], 1: [], 2: []}
     tag = 0.0
     for labels in pushes:
-        tags = [tag + place for place in range(len(labels))]
+        tags = [tag + row for row in range(len(labels))]
         tag += len(labels)
         for label, row in zip(labels, tags):
             history[label].append(row)

@@ -52,8 +52,8 @@ def test_steps_counts_accepted_steps_only():
     settings = StepSettings(step_size=0.1, noise_std=0.5, clip=1e6)
     noise = generator_noise(make_generator(1), start)
     chain = run("langevin", start, QUADRATIC, settings, 15, noise, record=True)
-    moved = (chain.trajectory[1:] != chain.trajectory[:-1]).any(-1)
-    assert torch.equal(chain.steps, moved.sum(0))
+    accepted = (chain.trajectory[1:] != chain.trajectory[:-1]).any(-1)
+    assert torch.equal(chain.steps, accepted.sum(0))
     assert 0 < chain.steps.double().mean() < 15
 
 

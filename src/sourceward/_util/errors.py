@@ -1,4 +1,4 @@
-"""The one error type for input that only its owner can fix.
+"""Errors: `InputError` for input that the user has to fix, `TrainingError` for failed training.
 
 Every message says what was expected, what was found and what to do. The command line turns an
 `InputError` into a single line on standard error and exit code 2; anything else is a bug and exits 1.
@@ -6,10 +6,24 @@ Every message says what was expected, what was found and what to do. The command
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class InputError(ValueError):
     """The caller's data, setting or file is wrong."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint is damaged, or belongs to another training.
+
+    Args:
+        path: of the checkpoint.
+        message: what is wrong, and what to do.
+    """
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class TrainingError(RuntimeError):
@@ -17,7 +31,7 @@ class TrainingError(RuntimeError):
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
-    """An error for a name that is in no registry, with the nearest names first.
+    """Return the error for an unknown name, with the nearest known names.
 
     >>> print(unknown_name("sampler", "langvin", ["langevin", "nesterov"]))
     Unknown sampler 'langvin'. Did you mean 'langevin'? Known: langevin, nesterov.

@@ -1,7 +1,7 @@
-"""Pure maths on tensors. Nothing here holds a parameter or a state."""
+"""Pure functions of tensors: no parameters, no state."""
 
 from sourceward.functional.aggregation import AGGREGATIONS, cosine_to_sources
-from sourceward.functional.calibration import LEVELS, energy_zscore, mixing_share, own_quantiles
+from sourceward.functional.calibration import LEVELS, energy_quantiles, energy_zscore, mixture_weight
 from sourceward.functional.centers import class_centers
 from sourceward.functional.chain import ChainWeights
 from sourceward.functional.energy import (
@@ -24,7 +24,7 @@ from sourceward.functional.metrics import (
 from sourceward.functional.noise import keyed_normal, keyed_normals, keyed_uniform, row_keys
 from sourceward.functional.oracle import oracle_latent, oracle_source
 from sourceward.functional.rows import row_multiple
-from sourceward.functional.whitening import spread, whitening
+from sourceward.functional.whitening import whitening, within_and_between_covariance
 
 __all__ = [
     "AGGREGATIONS",
@@ -43,6 +43,7 @@ __all__ = [
     "cosine_to_sources",
     "energy",
     "energy_and_grad",
+    "energy_quantiles",
     "energy_zscore",
     "eq7",
     "eq10",
@@ -53,15 +54,14 @@ __all__ = [
     "keyed_uniform",
     "kl_divergence",
     "latent_bias",
-    "mixing_share",
+    "mixture_weight",
     "negative_log_likelihood",
     "oracle_latent",
     "oracle_source",
-    "own_quantiles",
     "row_keys",
     "row_multiple",
-    "spread",
     "swish",
     "swish_grad",
     "whitening",
+    "within_and_between_covariance",
 ]

@@ -1,4 +1,4 @@
-"""Is a difference more than luck? The paired bootstrap, over samples and over seeds."""
+"""The paired bootstrap over samples and seeds: confidence intervals of a difference."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,16 @@ RESAMPLES = 2000
 
 
 def paired_draws(change: np.ndarray, random: np.random.Generator, resamples: int = RESAMPLES) -> np.ndarray:
-    """Means of a change, each over samples and seeds that are drawn again with replacement: (resamples,).
+    """Means of a change over samples and seeds drawn with replacement, one per resample: (resamples,).
 
-    A sample is drawn together with its answers of every seed, since they are not independent. Samples with
-    the same changes are alike, so a draw is how many there are of each kind: quick for any number of rows.
+    A sample is drawn together with its results of every seed, since they are not independent. Samples with
+    equal changes are interchangeable, so a resample is a multinomial count of each kind of sample, which is
+    fast for any number of rows.
 
     Args:
-        change: (seeds, samples) or (samples,), such as right after minus right before: -1, 0 or 1.
+        change: (seeds, samples) or (samples,), e.g. correct after minus correct before: -1, 0 or 1.
         random: generator.
-        resamples: how many.
+        resamples: number of means.
 
     Example:
         >>> change = np.repeat([1, 0], [30, 70])
@@ -33,14 +34,14 @@ def paired_draws(change: np.ndarray, random: np.random.Generator, resamples: int
 
 
 def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """The middle `level` of the draws."""
+    """The central interval that holds a share `level` of the draws."""
     tail = (1 - level) / 2
     low, high = np.quantile(draws, [tail, 1 - tail])
     return float(low), float(high)
 
 
 def paired_interval(changes: Sequence[np.ndarray], seed: int = 0, level: float = 0.95) -> tuple[float, float]:
-    """95 % interval of the mean over targets of each target's mean change.
+    """Bootstrap interval of the mean over targets of each target's mean change.
 
     Args:
         changes: for each target, (seeds, samples) or (samples,).

@@ -12,7 +12,7 @@ def class_centers(feature: Tensor, label: Tensor, num_classes: int) -> tuple[Ten
     Args:
         feature: (sources, batch, dim).
         label: (sources, batch) of class numbers.
-        num_classes: how many classes there are.
+        num_classes: number of classes.
 
     Example:
         >>> centers, count = class_centers(torch.tensor([[[1.0], [3.0]]]), torch.tensor([[0, 0]]), 2)

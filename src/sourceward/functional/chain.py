@@ -1,4 +1,4 @@
-"""The stacked energy as a chain uses it: no autograd, weights laid out once, the first layer's output given.
+"""The stacked energy for long chains: no autograd, weights transposed once, the first layer's output given.
 
 With a0 = Wx x + (Wz z + b0) known, the energy and its gradient are the formulas of `functional.energy`. A
 sampler that knows how a step changes a0 need not multiply by Wx again: see `samplers.fused`.
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sourceward.functional.energy import EnergyWeights
-from sourceward.functional.rows import GRAIN, laid_out, matmul, pieces
+from sourceward.functional.rows import GRAIN, matmul, thread_chunks, transpose_contiguous
 
 
 class HalfWeights(NamedTuple):
-    """The large matrices of `ChainWeights`, as products take them on CUDA."""
+    """The large matrices of `ChainWeights` in half precision, for products on CUDA."""
 
     up: Tensor
     down: Tensor
@@ -23,7 +23,7 @@ class HalfWeights(NamedTuple):
 
 
 class ChainWeights(NamedTuple):
-    """`EnergyWeights` of all sources, laid out for the chain: both directions contiguous."""
+    """`EnergyWeights` of all sources with both directions of each product contiguous."""
 
     up: Tensor
     """Wx^T: (sources, dim, hidden)."""
@@ -44,17 +44,17 @@ class ChainWeights(NamedTuple):
     out_bias: Tensor
     """b2: (sources, 1)."""
     half: "HalfWeights | None" = None
-    """On CUDA."""
+    """On CUDA only."""
 
     @classmethod
     def of(cls, weights: EnergyWeights) -> "ChainWeights":
         w = weights.detach()
         full = cls(
-            laid_out(w.feature),
+            transpose_contiguous(w.feature),
             w.feature.contiguous(),
-            None if w.latent is None else laid_out(w.latent),
+            None if w.latent is None else transpose_contiguous(w.latent),
             w.hidden_bias.unsqueeze(1),
-            laid_out(w.narrow),
+            transpose_contiguous(w.narrow),
             w.narrow.contiguous(),
             w.narrow_bias.unsqueeze(1).contiguous(),
             w.out.unsqueeze(1).contiguous(),
@@ -71,31 +71,31 @@ class ChainWeights(NamedTuple):
         return matmul(latent, self.latent).add_(self.hidden_bias)
 
     def first(self, feature: Tensor, bias: Tensor) -> Tensor:
-        """a0 of a feature: (sources, batch, dim) -> (sources, batch, hidden)."""
+        """a0 = Wx x + bias: (sources, batch, dim) -> (sources, batch, hidden)."""
         return matmul(feature, self.up, bias)
 
     def energy(self, a0: Tensor) -> Tensor:
-        """E where the first layer gives `a0`: (sources, batch)."""
+        """E for a first layer output `a0`: (sources, batch)."""
         return Workspace(self, a0).energy(a0)
 
     def energy_and_grad(self, a0: Tensor) -> tuple[Tensor, Tensor]:
-        """E and dE/dx where the first layer gives `a0`: (sources, batch) and (sources, batch, dim)."""
+        """E and dE/dx for a first layer output `a0`: (sources, batch) and (sources, batch, dim)."""
         value, back = Workspace(self, a0).backward_to_first(a0)
         return value.to(a0.dtype), matmul(back, self.down)
 
     def halved(self, dtype: torch.dtype = torch.float16) -> "HalfWeights":
-        """The large matrices in a smaller type, for tensor cores."""
+        """The large matrices in `dtype`, for tensor cores."""
         large = (self.up, self.down, self.narrow_up, self.narrow_down)
         return HalfWeights(*(w.to(dtype) for w in large))
 
 
 class Workspace:
-    """Energy and gradient of `ChainWeights` at some a0, in memory used over and over.
+    """Energy and gradient of `ChainWeights` at a0, in memory that is reused by every call.
 
     Args:
         weights: of all sources.
         like: an a0, (sources, batch, hidden).
-        scale: what the gradient is multiplied by.
+        scale: factor of the gradient.
     """
 
     def __init__(self, weights: ChainWeights, like: Tensor, scale: float = 1.0) -> None:
@@ -108,22 +108,22 @@ class Workspace:
 
     def energy(self, a0: Tensor) -> Tensor:
         """E: (sources, batch), new memory."""
-        return self._look(a0).to(a0.dtype, copy=True)
+        return self._forward(a0).to(a0.dtype, copy=True)
 
     def backward_to_first(self, a0: Tensor) -> tuple[Tensor, Tensor]:
-        """E in double, and scale * dE/da0, (sources, batch, hidden), until the next call."""
-        value = self._look(a0)
-        return value, self._back(a0, value.unsqueeze(-1), self.a1, self.narrow)
+        """E in double, and scale * dE/da0, (sources, batch, hidden); valid until the next call."""
+        value = self._forward(a0)
+        return value, self._backward(a0, value.unsqueeze(-1), self.a1, self.narrow)
 
-    def _look(self, a0: Tensor) -> Tensor:
+    def _forward(self, a0: Tensor) -> Tensor:
         _swish(a0, out=self.hidden)
         matmul(self.hidden, self.weights.narrow_up, self.weights.narrow_bias, out=self.a1)
-        # A row-wise sum, not a matrix-vector product: BLAS picks that kernel by batch size. In double:
-        # vectorised and single sigmoids differ by a last bit that must not be left over.
+        # A row-wise sum, not a matrix-vector product: BLAS picks that kernel by batch size. In double,
+        # because vectorised and scalar sigmoids of single precision differ in the last bit.
         top = _swish(self.a1, out=self.narrow).mul_(self.weights.out)
         return torch.sum(top, -1, dtype=torch.float64, out=self.value).add_(self.out_bias).sigmoid_()
 
-    def _back(self, a0: Tensor, value: Tensor, a1: Tensor, narrow: Tensor) -> Tensor:
+    def _backward(self, a0: Tensor, value: Tensor, a1: Tensor, narrow: Tensor) -> Tensor:
         slope = torch.addcmul(value, value, value, value=-1).to(a0.dtype)  # E (1 - E)
         torch.mul(slope, self.top, out=narrow)
         _swish_backward(narrow, a1)
@@ -132,16 +132,16 @@ class Workspace:
 
 
 class Lookahead(Workspace):
-    """A `Workspace` for two places at once: the end of a step, and the origin of the step after.
+    """A `Workspace` for two points at once: the end of a step, and the origin of the next step.
 
-    A few samples are little arithmetic in many operations, and these are fewer. Rows come out the same.
+    With few samples the number of operations decides the time, and this halves it. Results are the same.
     """
 
     def __init__(self, weights: ChainWeights, like: Tensor, scale: float = 1.0) -> None:
         sources, rows, hidden = like.shape
         self.pair = like.new_empty(sources, 2 * rows, hidden)
         super().__init__(weights, self.pair, scale)
-        # Views are made once: each takes as long as an operation.
+        # Views of tensors are created once: each takes as long as an operation.
         self.end, self.origin = self.pair.unflatten(1, (2, rows)).unbind(1)
         self.end_value, origin_value = self.value.view(sources, 2, rows).unbind(1)
         self.origin_value = origin_value.unsqueeze(-1)
@@ -149,26 +149,28 @@ class Lookahead(Workspace):
         self.back, self.origin_narrow = torch.empty_like(like), torch.empty_like(self.origin_a1)
 
     def energy_and_ahead(self, a0: Tensor, lift: Tensor) -> Tensor:
-        """E at a0, (sources, batch), new memory; `backward_ahead` then starts from a0 + lift, `origin`."""
+        """E at a0, (sources, batch), new memory; `backward_ahead` is then at `origin` = a0 + lift."""
         self.end.copy_(a0)
         torch.add(a0, lift, out=self.origin)
-        self._look(self.pair)
+        self._forward(self.pair)
         return self.end_value.to(a0.dtype, copy=True)
 
     def backward_ahead(self) -> Tensor:
-        """scale * dE/da0 at `origin`, (sources, batch, hidden), until the next call."""
-        return self._back(self.origin, self.origin_value, self.origin_a1, self.origin_narrow)
+        """scale * dE/da0 at `origin`, (sources, batch, hidden); valid until the next call."""
+        return self._backward(self.origin, self.origin_value, self.origin_a1, self.origin_narrow)
 
 
 def _swish(a: Tensor, out: Tensor) -> Tensor:
-    """swish(a) in one pass, into memory that is given."""
-    for piece in ((a, out),) if a.numel() <= GRAIN else pieces(a, out):  # a few samples are in a hurry
+    """swish(a) in one pass, written to `out`."""
+    for piece in (
+        ((a, out),) if a.numel() <= GRAIN else thread_chunks(a, out)
+    ):  # the loop costs time with few samples
         torch.ops.aten.silu.out(piece[0], out=piece[1])
     return out
 
 
 def _swish_backward(grad: Tensor, a: Tensor) -> Tensor:
-    """grad * swish'(a) in one pass, in place of `grad`."""
-    for piece in ((grad, a),) if a.numel() <= GRAIN else pieces(grad, a):
+    """grad * swish'(a) in one pass, written to `grad`."""
+    for piece in ((grad, a),) if a.numel() <= GRAIN else thread_chunks(grad, a):
         torch.ops.aten.silu_backward.grad_input(*piece, grad_input=piece[0])
     return grad

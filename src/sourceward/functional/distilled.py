@@ -1,12 +1,12 @@
-"""The distilled: one map from a sample to about where its chain would end.
+"""The distilled one-step sampler: a map from a sample to about where its Langevin chain would end.
 
-A chain on a source's energy bends little, so the map is the first gradient at a length of the sample's own,
-plus what a small network makes of the energy's hidden layer::
+A chain on a source's energy is nearly straight, so the map is the first gradient, scaled for each sample,
+plus the output of a small network on the energy's hidden layer::
 
     m = swish(V swish(a0) + c)
     x' = x - exp(s + w . m) dE/dx + U m
 
-All of it is closed form: one evaluation of the energy's gradient and two small products.
+It is closed form: one evaluation of the energy's gradient and two small products.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from sourceward.functional.rows import matmul
 
 
 class DistilledWeights(NamedTuple):
-    """Weights of the distilled steps of all sources."""
+    """Weights of the distilled sampler of all sources."""
 
     inner: Tensor
     """V^T: (sources, hidden, width)."""
@@ -34,7 +34,7 @@ class DistilledWeights(NamedTuple):
 
 
 class StartPoint(NamedTuple):
-    """What the energy knows of a sample before it distilled steps."""
+    """Inputs of the distilled step, from the energy at a sample."""
 
     feature: Tensor
     """(sources, batch, dim)."""
@@ -51,7 +51,7 @@ class StartPoint(NamedTuple):
 
 
 def distilled_step(weights: DistilledWeights, at: StartPoint) -> Tensor:
-    """Where the distilled ends: (sources, batch, dim). Differentiable in the distilled's weights."""
+    """The end of the distilled step: (sources, batch, dim). Differentiable in its weights."""
     inside = swish(matmul(at.hidden, weights.inner, weights.bias))
     length = (weights.length + (inside * weights.scale).sum(-1, keepdim=True)).exp()
     return matmul(inside, weights.outer, at.feature - length * at.grad)

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sourceward.functional.rows import by_number
+from sourceward.functional.rows import elementwise
 
 
 class EnergyWeights(NamedTuple):
-    """Weights of the stacked energy; spectral normalisation, where there is any, is folded in already."""
+    """Weights of the stacked energy, with spectral normalisation already applied."""
 
     feature: Tensor
     """Wx: (sources, hidden, dim)."""
@@ -53,7 +53,8 @@ class Masks(NamedTuple):
 
 
 def swish(a: Tensor) -> Tensor:
-    return by_number(torch.nn.functional.silu, a)
+    """a * sigmoid(a)."""
+    return elementwise(torch.nn.functional.silu, a)
 
 
 def swish_grad(a: Tensor) -> Tensor:
@@ -117,6 +118,6 @@ def _layers(
     h0 = swish(a0) if masks is None else swish(a0) * masks.hidden
     a1 = torch.baddbmm(weights.narrow_bias.unsqueeze(1), h0, weights.narrow.mT)
     h1 = swish(a1) if masks is None else swish(a1) * masks.narrow
-    # A row-wise sum, not a matrix-vector product: BLAS picks that kernel by batch size, and rows must not.
+    # A row-wise sum, not a matrix-vector product: BLAS picks that kernel by batch size.
     score = (h1 * weights.out.unsqueeze(1)).sum(-1) + weights.out_bias.unsqueeze(1)
     return a0, a1, score

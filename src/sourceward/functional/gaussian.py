@@ -13,6 +13,7 @@ class Gaussian(NamedTuple):
     std: Tensor
 
     def detach(self) -> "Gaussian":
+        """The same Gaussian as a constant."""
         return Gaussian(self.mean.detach(), self.std.detach())
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
@@ -28,8 +29,8 @@ class Gaussian(NamedTuple):
 
 
 def _chosen(values: Tensor, label: Tensor) -> Tensor:
-    """On CUDA the gradient of `gather` adds up in any order, that of an index always in the same one; on a
-    CPU it is the other way round."""
+    """Row `label[s, b]` of source s, with a deterministic gradient: on CUDA that of indexing sums in a fixed
+    order and that of `gather` does not; on a CPU it is the other way round."""
     if values.is_cuda:
         source = torch.arange(len(values), device=values.device).unsqueeze(1)
         return values[source, label]

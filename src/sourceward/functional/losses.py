@@ -64,7 +64,7 @@ class Guided(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The three lines; `total` is what is minimised."""
+    """The terms of the loss; `total` is minimised."""
 
     total: Tensor
     classify: Tensor

@@ -1,4 +1,4 @@
-"""How good are these probabilities: accuracy, likelihood, Brier score, calibration error."""
+"""Metrics of predicted probabilities: accuracy, likelihood, Brier score, calibration error."""
 
 import torch
 from torch import Tensor

@@ -1,8 +1,9 @@
-"""Standard normal noise keyed by the sample, not by its place in a batch.
+"""Standard normal noise keyed by the sample, not by its position in a batch.
 
-A stateful generator hands a row different noise when its neighbours change. Here each number is a pure
-function of (key of the row, stream, position): a counter-based generator made of the SplitMix64 finaliser
-(Steele, Lea & Flood 2014) and the Box-Muller transform. Integer arithmetic wraps alike on every device.
+A stateful generator gives a row different noise when the rest of its batch changes. Here each number is a
+pure function of (key of the row, stream, position): a counter-based generator made of the SplitMix64
+finaliser (Steele, Lea & Flood 2014) and the Box-Muller transform. Integer arithmetic wraps alike on every
+device.
 """
 
 import math
@@ -57,7 +58,7 @@ def keyed_normal(
 
 
 def keyed_normals(keys: Tensor, streams: range, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """`keyed_normal` of several streams in one go: (streams, batch, dim)."""
+    """`keyed_normal` of several streams at once: (streams, batch, dim)."""
     return _normal(_bits(keys, streams, (dim + 1) // 2), dim, dtype)
 
 
@@ -89,6 +90,7 @@ def _bits(keys: Tensor, streams: range, count: int) -> Tensor:
 
 
 def _mix(word: Tensor) -> Tensor:
+    """The SplitMix64 finaliser."""
     word = _shift(word, 30).bitwise_xor_(word).mul_(_MIX1)
     word = _shift(word, 27).bitwise_xor_(word).mul_(_MIX2)
     return _shift(word, 31).bitwise_xor_(word)

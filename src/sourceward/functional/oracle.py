@@ -1,4 +1,4 @@
-"""Upper bounds that look at the true label. Analyses, never results."""
+"""Upper bounds that use the true labels: for analyses, never for results."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def oracle_latent(class_posterior: Gaussian, label: Tensor) -> Gaussian:
 
 
 def oracle_source(probability: Tensor, label: Tensor) -> Tensor:
-    """The source that gives each sample's *true* class most.
+    """The prediction of the source with the highest probability of each sample's *true* class.
 
     (sources, batch, classes) -> (batch, classes).
     """

@@ -1,10 +1,10 @@
-"""Matrix products whose rows do not depend on how many rows there are, to the last bit.
+"""Matrix products and elementwise functions whose rows do not depend on the number of rows, to the last bit.
 
-BLAS picks its kernel, and how it cuts the sum, by the shape of the whole problem: a sample's last bits then
-depend on its neighbours. On a CPU four habits prevent that: the right factor is contiguous, the sum is cut
-into pieces of our own, very small problems get more rows, and narrow ones more columns. Functions of single
-numbers are cut, too: each thread has its share, and what is left over of a share goes through another
-exponential.
+BLAS picks its kernel, and how it splits a sum, by the shape of the whole problem, so the last bits of a
+sample depend on the rest of its batch. On a CPU four rules prevent that: the right factor is contiguous, long
+sums are split here into blocks of fixed length, very small problems are padded with rows, and narrow ones
+with columns. Elementwise functions are split as well: torch gives each thread a range of numbers, and
+computes the remainder of a range, which does not fill a vector register, by another exponential.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,21 +13,24 @@ import torch
 from torch import Tensor
 
 INNER = 512
-"""Length of the pieces of a long sum: BLAS cuts none so short."""
+"""Length of the blocks of a long sum: BLAS splits none of this length."""
 
 COLUMNS = 16
-"""Fewest columns of a product. On AMD, MKL has a kernel for less than 12: how it sums a row depends on where
-in memory the row's result begins."""
+"""Fewest columns of a product. On AMD, MKL has a kernel for fewer than 12 whose order of summation depends on
+the memory address of the row's result."""
 
 TILE = 512
-"""Rows that `times` multiplies together on an accelerator: one shape, one kernel, the same bits."""
+"""Rows that `stable_matmul` multiplies together on an accelerator: one shape, one kernel, the same bits."""
+
+GRAIN = 32_768
+"""Numbers that torch gives to a thread before it uses another."""
 
 
 def matmul(rows: Tensor, weight: Tensor, plus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """rows @ weight, or plus + rows @ weight; (..., m, k), (..., k, n) -> (..., m, n).
 
-    `weight` should be contiguous: see `laid_out`. Three-dimensional products can be written to `out`. A
-    weight in training stays as narrow as it is.
+    `weight` should be contiguous: see `transpose_contiguous`. Three-dimensional products can be written to
+    `out`. A weight that requires grad is not padded.
     """
     if rows.device.type == "cpu" and weight.shape[-1] < COLUMNS and not weight.requires_grad:
         return _narrow(rows, weight, plus, out)
@@ -40,49 +43,45 @@ def matmul(rows: Tensor, weight: Tensor, plus: Tensor | None = None, out: Tensor
     return plus
 
 
-def laid_out(weight: Tensor) -> Tensor:
-    """(..., n, k) as a layer stores it -> (..., k, n) as `matmul` likes it: transposed and contiguous."""
+def transpose_contiguous(weight: Tensor) -> Tensor:
+    """(..., n, k) as a layer stores it -> (..., k, n) as `matmul` takes it, contiguous and detached."""
     return weight.detach().mT.contiguous()
 
 
-GRAIN = 32_768
-"""Numbers that torch gives a thread before it asks another."""
+def thread_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Views of tensors of one shape that partition them such that no thread's range has a remainder.
 
-
-def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of tensors of one shape, together all of them: nothing is left over of any thread's share.
-
-    >>> sum(len(piece) for (piece,) in pieces(torch.zeros(2 * GRAIN + 64)))
+    >>> sum(len(chunk) for (chunk,) in thread_chunks(torch.zeros(2 * GRAIN + 64)))
     65600
     """
     first, threads = tensors[0], torch.get_num_threads()
     if first.device.type != "cpu" or first.numel() <= GRAIN or threads == 1:
         yield tensors
     elif all(tensor.is_contiguous() for tensor in tensors):
-        even = first.numel() // (threads * GRAIN) * threads * GRAIN  # every thread has as much
-        whole = first.numel() // GRAIN * GRAIN  # fewer threads, each with a grain
+        even = first.numel() // (threads * GRAIN) * threads * GRAIN  # the same for every thread
+        whole = first.numel() // GRAIN * GRAIN  # fewer threads, a grain each
         lengths = [even, whole - even, first.numel() - whole]
         flat = [tensor.view(-1).split(lengths) for tensor in tensors]
-        yield from (piece for piece in zip(*flat) if len(piece[0]))
+        yield from (chunk for chunk in zip(*flat) if len(chunk[0]))
     else:
         for parts in zip(*tensors):
-            yield from pieces(*parts)
+            yield from thread_chunks(*parts)
 
 
-def by_number(function: Callable[[Tensor], Tensor], numbers: Tensor) -> Tensor:
-    """`function` of every number; in `pieces`, but for gradients."""
+def elementwise(function: Callable[[Tensor], Tensor], numbers: Tensor) -> Tensor:
+    """`function` of every number, by `thread_chunks` unless a gradient is needed."""
     if numbers.requires_grad and torch.is_grad_enabled():
         return function(numbers)
-    found = [function(piece) for (piece,) in pieces(numbers.contiguous())]
+    found = [function(chunk) for (chunk,) in thread_chunks(numbers.contiguous())]
     return (found[0] if len(found) == 1 else torch.cat(found)).view(numbers.shape)
 
 
 def row_multiple(*widths: int) -> int:
-    """Pad batches of features to a multiple of this many rows, where layers are as wide as `widths`.
+    """The multiple to which the rows of a batch are padded, for layers of these widths.
 
-    One row alone is a matrix-vector product, another kernel; and torch multiplies matrices by hand below 400
-    products in all. Two classes and a width reach that with 200 / width rows. What is left over when
-    numbers are taken 32 at a time goes through another exponential: nothing may be.
+    One row alone is a matrix-vector product, which is another kernel; and torch multiplies matrices by its
+    own loop below 400 products in all, which two classes and a width reach with 200 / width rows. Numbers are
+    processed 32 at a time, and a remainder would use another exponential.
 
     >>> row_multiple(512), row_multiple(6), row_multiple(100)
     (4, 64, 8)
@@ -93,12 +92,12 @@ def row_multiple(*widths: int) -> int:
     return multiple
 
 
-def times(rows: Tensor, weight: Tensor) -> Tensor:
-    """rows @ weight in full precision, whatever runs around it; (..., m, k), (k, n) -> (..., m, n).
+def stable_matmul(rows: Tensor, weight: Tensor) -> Tensor:
+    """rows @ weight in full precision, also under autocast; (..., m, k), (k, n) -> (..., m, n).
 
-    What a sample's keys are made of comes from here: another last bit would be other noise.
+    The keys of a sample's noise are computed from its features: another last bit would be other noise.
 
-    >>> times(torch.ones(1, 3), torch.eye(3))
+    >>> stable_matmul(torch.ones(1, 3), torch.eye(3))
     tensor([[1., 1., 1.]])
     """
     flat, cpu = rows.reshape(-1, rows.shape[-1]), rows.device.type == "cpu"
@@ -111,7 +110,7 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def _narrow(rows: Tensor, weight: Tensor, plus: Tensor | None, out: Tensor | None) -> Tensor:
-    """With columns of zeros, and without them again: contiguous, as functions of single numbers want it."""
+    """The product with a weight padded by zero columns, which are removed again; contiguous."""
     columns = weight.shape[-1]
     wide = matmul(rows, torch.nn.functional.pad(weight, (0, COLUMNS - columns)))
     product = wide[..., :columns] if plus is None else plus + wide[..., :columns]

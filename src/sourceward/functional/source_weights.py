@@ -1,8 +1,9 @@
-"""Learned selection of the best sources: how much each one's vote counts, from what can be seen of it.
+"""Learned aggregation weights: how much each source counts for a sample, from evidence about its prediction.
 
-A source's score is a weighted sum of five pieces of evidence, and votes weigh exp(score). The five weights
-are the same for every source, so what pretend targets taught with one source fewer holds for all of them.
-They start as votes by energy, and are learned on sources that play the target (`estimator/tuning.py`).
+A source's score is a weighted sum of five pieces of evidence, and aggregation weights are proportional to
+exp(score). The five coefficients are the same for every source, so coefficients learned with one source held
+out apply to all sources. They start as aggregation by energy, and are learned in leave-one-domain-out
+validation.
 """
 
 from collections.abc import Sequence
@@ -14,20 +15,20 @@ from torch import Tensor
 EVIDENCE = ("zscore before", "zscore after", "entropy", "agreement", "similarity")
 
 BY_ENERGY = (-1.0, 0.0, 0.0, 0.0, 0.0)
-"""Votes by energy, before anything is learned."""
+"""Coefficients that equal the aggregation `energy`, before anything is learned."""
 
-PULL = 0.03
-"""Weight of the squared distance to `BY_ENERGY`: a few pretend targets must not teach wild weights."""
+REGULARIZATION = 0.03
+"""Weight of the squared distance to `BY_ENERGY`: a few held-out sources are little data."""
 
-RANGE = (-3.0, 6.0)
-"""Surprise counts within these bounds: far out it says the same, and one sample must not outweigh many."""
+ZSCORE_RANGE = (-3.0, 6.0)
+"""Energy z-scores are clipped to this range, so that one sample cannot outweigh many."""
 
 
 class Evidence(NamedTuple):
-    """The votes of one pretend target, and what can be seen of them."""
+    """Predictions of the other sources on one held-out source, and the evidence about them."""
 
-    seen: Tensor
-    """(sources, batch, pieces)."""
+    values: Tensor
+    """(sources, batch, 5)."""
     probability: Tensor
     """(sources, batch, classes)."""
     label: Tensor
@@ -35,32 +36,33 @@ class Evidence(NamedTuple):
 
 
 def evidence(probability: Tensor, similarity: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """What can be seen of each vote, (sources, batch, 5).
+    """Evidence about each source's prediction, in the order of `EVIDENCE`: (sources, batch, 5).
 
     Args:
-        probability: (sources, batch, classes), after the walk.
+        probability: (sources, batch, classes), of the adapted samples.
         similarity: (sources, batch), cosine to the source.
-        before, after: (sources, batch), how the sample surprises the source's energy before and after it.
+        before, after: (sources, batch), energy z-scores before and after adaptation.
     """
     p = probability.double()
     entropy = -torch.special.xlogy(p, p).sum(-1)
     agreement = (p * p.mean(0)).sum(-1)
-    pieces = [before.double().clamp(*RANGE), after.double().clamp(*RANGE), entropy, agreement, similarity]
-    return torch.stack([piece.double() for piece in pieces], -1)
+    zscores = [before.double().clamp(*ZSCORE_RANGE), after.double().clamp(*ZSCORE_RANGE)]
+    return torch.stack([value.double() for value in (*zscores, entropy, agreement, similarity)], -1)
 
 
-def score(seen: Tensor, source_weights: Sequence[float]) -> Tensor:
-    """(sources, batch, 5) -> (sources, batch)."""
-    return torch.stack([weight * piece for weight, piece in zip(source_weights, seen.unbind(-1))]).sum(0)
+def score(evidence: Tensor, source_weights: Sequence[float]) -> Tensor:
+    """Weighted sum of the evidence: (sources, batch, 5) -> (sources, batch)."""
+    return torch.stack([weight * value for weight, value in zip(source_weights, evidence.unbind(-1))]).sum(0)
 
 
 def learn_source_weights(trials: Sequence[Evidence]) -> tuple[float, ...]:
-    """The weights under which the votes give the true classes most, over pretend targets alike.
+    """Coefficients that maximise the likelihood of the true classes, the mean over held-out sources.
 
     Example:
         >>> right, wrong = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.1, 0.9]])
-        >>> seen = torch.zeros(2, 1, 5); seen[1, 0, 2] = 1.0  # the second is less certain, and wrong
-        >>> source_weights = learn_source_weights([Evidence(seen, torch.stack([right, wrong]), torch.tensor([0]))])
+        >>> values = torch.zeros(2, 1, 5); values[1, 0, 2] = 1.0  # the second is less certain, and wrong
+        >>> trial = Evidence(values, torch.stack([right, wrong]), torch.tensor([0]))
+        >>> source_weights = learn_source_weights([trial])
         >>> source_weights[0], source_weights[2] < -0.1
         (-1.0, True)
     """
@@ -71,11 +73,11 @@ def learn_source_weights(trials: Sequence[Evidence]) -> tuple[float, ...]:
 
         def loss() -> Tensor:
             optimizer.zero_grad()
-            value = PULL * (weight - start).square().sum()
+            value = REGULARIZATION * (weight - start).square().sum()
             for trial in trials:
-                vote = torch.softmax(trial.seen.double().cpu() @ weight, 0).unsqueeze(-1)
-                said = (vote * trial.probability.double().cpu()).sum(0)
-                true = said.gather(1, trial.label.cpu().unsqueeze(1))
+                share = torch.softmax(trial.values.double().cpu() @ weight, 0).unsqueeze(-1)
+                mixture = (share * trial.probability.double().cpu()).sum(0)
+                true = mixture.gather(1, trial.label.cpu().unsqueeze(1))
                 value = value - true.clamp_min(1e-9).log().mean() / len(trials)
             value.backward()
             return value

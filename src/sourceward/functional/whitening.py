@@ -1,7 +1,7 @@
-"""Whitening: directions in which a class differs between sources, or within one, count less.
+"""Whitening: scale down directions in which a class varies within a source or between sources.
 
-A shift that the sources show among themselves is a hint of the shift of an unseen domain. Dividing by its
-size before anything is learned keeps classifiers and energies from leaning on it.
+Shifts among the sources resemble the shift to an unseen domain. Dividing by their size before training keeps
+classifiers and energies from relying on those directions.
 """
 
 from collections.abc import Sequence
@@ -10,21 +10,17 @@ import torch
 from torch import Tensor
 
 SHRINK = 0.3
-"""Share of the covariance that is replaced by its mean variance: few samples do not tell all directions."""
+"""Share of the covariance replaced by its mean variance: a few samples do not determine all directions."""
 
 
-def spread(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """What a label does not say: covariance within class and source, plus that of class centres between
-    sources.
+def within_and_between_covariance(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Covariance within class and source plus that of class centres between sources: (dim, dim), double.
 
     Args:
         parts: (n, dim) features and (n,) labels of each source.
 
-    Returns:
-        (dim, dim), double.
-
-    >>> a = torch.tensor([[0.0, 1.0], [0.0, -1.0]])
-    >>> spread([(a, torch.tensor([0, 0])), (a + torch.tensor([2.0, 0.0]), torch.tensor([0, 0]))])
+    >>> a, label = torch.tensor([[0.0, 1.0], [0.0, -1.0]]), torch.tensor([0, 0])
+    >>> within_and_between_covariance([(a, label), (a + torch.tensor([2.0, 0.0]), label)])
     tensor([[1., 0.],
             [0., 1.]], dtype=torch.float64)
     """
@@ -38,19 +34,19 @@ def spread(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
             center = own.mean(0)
             within += (own - center).T @ (own - center)
             centers.setdefault(label, []).append(center)
-    apart = torch.cat([torch.stack(found) - torch.stack(found).mean(0) for found in centers.values()])
-    return within / rows + apart.T @ apart / len(apart)
+    between = torch.cat([torch.stack(found) - torch.stack(found).mean(0) for found in centers.values()])
+    return within / rows + between.T @ between / len(between)
 
 
 def whitening(covariance: Tensor, shrink: float = SHRINK) -> tuple[Tensor, Tensor]:
-    """The symmetric inverse root of a covariance and its inverse, both (dim, dim).
+    """The symmetric inverse square root of a covariance, and its inverse, both (dim, dim).
 
     >>> root, back = whitening(torch.diag(torch.tensor([4.0, 1.0])), shrink=0.0)
     >>> root.diagonal().tolist(), back.diagonal().tolist()
     ([0.5, 1.0], [2.0, 1.0])
     """
     size = covariance.diagonal().mean()
-    even = size * torch.eye(len(covariance)).to(covariance)
-    values, vectors = torch.linalg.eigh((1 - shrink) * covariance + shrink * even)
+    identity = size * torch.eye(len(covariance)).to(covariance)
+    values, vectors = torch.linalg.eigh((1 - shrink) * covariance + shrink * identity)
     deviation = values.clamp_min(torch.finfo(torch.float32).tiny).sqrt()
     return (vectors / deviation) @ vectors.T, (vectors * deviation) @ vectors.T

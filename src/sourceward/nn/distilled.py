@@ -1,4 +1,4 @@
-"""`DistilledStep`: one distilled per source, all held in one set of batched weights."""
+"""`DistilledStep`: the distilled sampler of every source, in one set of batched weights."""
 
 import math
 
@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from sourceward.functional.distilled import DistilledWeights
 
 WIDTH = 128
-"""Of the hidden layer: the chain hardly bends, and less would do."""
+"""Width of the hidden layer: chains are nearly straight, so little is enough."""
 
 
 class DistilledStep(nn.Module):
-    """The map of `functional.distilled` for every source; it starts as a straight step down the gradient.
+    """The map of `functional.distilled` for every source; initially a plain gradient step.
 
     Args:
         sources, hidden, dim: sizes of the energy.
-        reach: length of the straight step: that of a chain's steps together.
+        reach: step size of that gradient step, e.g. the sum of a chain's step sizes.
         width: of the hidden layer.
     """
 
@@ -30,15 +30,16 @@ class DistilledStep(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """The inner layer at random; nothing of it reaches the outside yet."""
+        """Draw the inner layer at random; the outer layer stays zero, so the map is still a gradient step."""
         normal = torch.randn(self.inner.shape, generator=generator)
         self.inner.copy_(normal / math.sqrt(self.inner.shape[1]))
 
     @classmethod
     def like(cls, state: dict[str, Tensor], prefix: str) -> "DistilledStep":
-        """Of the sizes that a state dict tells."""
+        """A module of the sizes found in a state dict."""
         sources, hidden, width = state[f"{prefix}inner"].shape
         return cls(sources, hidden, state[f"{prefix}outer"].shape[-1], width=width)
 
     def weights(self) -> DistilledWeights:
+        """The weights that `functional.distilled` takes."""
         return DistilledWeights(self.inner, self.bias, self.outer, self.scale, self.length)

@@ -1,4 +1,4 @@
-"""`ImageEncoder`: from pixels to rescaled features, as a function that a CUDA graph can record."""
+"""`ImageEncoder`: from pixels to rescaled features, as a function that a CUDA graph can capture."""
 
 import torch
 from torch import Tensor
@@ -8,16 +8,16 @@ from sourceward.nn.backbones import ImagePreprocessing
 
 
 class StaleEncoder(Exception):
-    """The backbone is no longer what it was when the encoder was made."""
+    """A tensor of the backbone was replaced, or has another address, since the encoder was created."""
 
 
 class ImageEncoder:
-    """uint8 images (n, channels, height, width) that have the model's own size to features (n, dim).
+    """Encode uint8 images (n, channels, height, width) of the backbone's input size as features (n, dim).
 
-    What is constant lies on the device already: nothing in a call comes from the host.
+    All constants are on the device already, so a call transfers nothing from the host.
 
     Args:
-        network: with its backbone.
+        network: with a backbone.
         preprocessing: of the backbone.
     """
 
@@ -29,24 +29,25 @@ class ImageEncoder:
         assert network.backbone is not None
         self.preprocessing, self._backbone = preprocessing, network.backbone
         self.modules = list(network.backbone.modules())
-        """Of the backbone, found once: it takes a while."""
+        """All modules of the backbone, listed once because it is slow."""
         tables = [t for m in self.modules for t in (m._modules, m._parameters, m._buffers) if t]
-        self._held = [(table, name, value) for table in tables for name, value in table.items()]
-        self._tensors = [value for _, _, value in self._held if isinstance(value, Tensor)]
-        self._places = self._read_places()
-        self._alive = [tensor.detach() for tensor in self._tensors]  # a graph may be launched once too often
+        self._entries = [(table, name, value) for table in tables for name, value in table.items()]
+        self._tensors = [value for _, _, value in self._entries if isinstance(value, Tensor)]
+        self._addresses = self._read_addresses()
+        self._alive = [tensor.detach() for tensor in self._tensors]  # a captured graph may still read them
 
     def __call__(self, images: Tensor) -> Tensor:
+        """Features (n, dim) of uint8 images."""
         return self.network.features((images.float() / 255 - self.mean) / self.std)
 
     def valid(self) -> bool:
-        """Whether everything is still where it was: a graph reads its memory. What is written there in place
-        is read, too; a tensor or a part that was replaced is not."""
+        """Whether every tensor is at its old address. A captured graph reads these addresses: it sees changes
+        in place, but not a tensor or module that was replaced."""
         return (
             self._backbone is self.network.backbone
-            and all(table.get(name) is value for table, name, value in self._held)
-            and self._places == self._read_places()
+            and all(table.get(name) is value for table, name, value in self._entries)
+            and self._addresses == self._read_addresses()
         )
 
-    def _read_places(self) -> list[int]:
+    def _read_addresses(self) -> list[int]:
         return [tensor.data_ptr() for tensor in self._tensors]

@@ -18,7 +18,7 @@ class StackedEnergy(nn.Module):
         dim: width of feature and latent.
         hidden: width of the first layer; `dim` as in the paper when None.
         narrow: width of the second layer.
-        latent: condition on z, or E(x) alone.
+        latent: whether the energy is conditional, E(x|z), or E(x).
         dropout: after each of the two hidden layers, in training.
         spectral_norm: divide each weight by its largest singular value.
 
@@ -71,7 +71,7 @@ class StackedEnergy(nn.Module):
             left.copy_(nn.functional.normalize((matrix @ right.unsqueeze(-1)).squeeze(-1), dim=-1))
 
     def weights(self) -> EnergyWeights:
-        """The weights that `functional.energy` takes, spectral norm folded in, differentiable."""
+        """The weights that `functional.energy` takes, divided by their spectral norms; differentiable."""
         first, narrow, out = (self._normalised(layer) for layer in range(3))
         return EnergyWeights(
             first[..., : self.dim],

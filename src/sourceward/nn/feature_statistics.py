@@ -1,8 +1,9 @@
-"""`FeatureStatistics`: mean and spread of every channel of a backbone's early maps, which tell an image's style.
+"""`FeatureStatistics`: AdaIN of a backbone's early feature maps to the channel statistics of a source.
 
-While the backbone looks at an image, its own feature_statistics give way to those of a source: adaptive instance
-normalisation (Huang & Belongie, ICCV 2017) as a walk toward the sources (test-time style shifting, Park et
-al., ICML 2023). Each image is moved by itself.
+Mean and standard deviation of the channels of early maps describe the domain of an image rather than its
+content. Adaptive instance normalisation (AdaIN; Huang & Belongie, ICCV 2017) replaces an image's own
+statistics by the mean statistics of a source, as test-time augmentation (test-time style shifting, Park et
+al., ICML 2023). Each image is normalised by itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,39 +14,46 @@ import torch
 from torch import Tensor, nn
 
 STRIDES = (4, 8)
-"""Pixels of the image for one of an early map: textures and strokes, not yet objects."""
+"""Strides of the early maps: textures and strokes, not yet objects."""
 
 
 class FeatureStatistics(nn.Module):
-    """What each source's early maps are like.
+    """Mean feature statistics of each source.
 
     Args:
-        of: (sources, 2, channels) by the name of a module inside the backbone: means and spreads.
+        statistics: (sources, 2, channels) means and standard deviations, by the name of a module inside the
+            backbone.
     """
 
-    def __init__(self, of: Mapping[str, Tensor]) -> None:
+    def __init__(self, statistics: Mapping[str, Tensor]) -> None:
         super().__init__()
-        for place, feature_statistics in of.items():
-            self.register_buffer(place.replace(".", "/"), feature_statistics)
+        for name, values in statistics.items():
+            self.register_buffer(name.replace(".", "/"), values)  # names of buffers have no dots
 
     @classmethod
     def like(cls, state: Mapping[str, Tensor], prefix: str) -> "FeatureStatistics":
-        """As many and as large as those in a state dict."""
+        """A module with the buffers found in a state dict."""
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        return cls({place: torch.zeros_like(value) for place, value in own.items()})
+        return cls({name: torch.zeros_like(value) for name, value in own.items()})
 
     @contextmanager
-    def toward(self, network: nn.Module, source: int) -> Iterator[None]:
-        """While this lasts, `network` sees every image with the feature_statistics of a source."""
+    def adain(self, backbone: nn.Module, source: int | Tensor) -> Iterator[None]:
+        """Within this context, `backbone` gives its early maps the statistics of a source.
+
+        Args:
+            backbone: the network whose modules are named.
+            source: one source for all rows, or an int64 tensor (rows,) with a source for each row of the
+                batch; -1 keeps the row's own statistics, so that one forward pass serves several copies.
+        """
         with _hooked(
-            (network.get_submodule(place.replace("/", ".")), _taking_over(feature_statistics[source]))
-            for place, feature_statistics in self.named_buffers()
+            (backbone.get_submodule(name.replace("/", ".")), _adain_hook(values, source))
+            for name, values in self.named_buffers()
         ):
             yield
 
 
 def feature_statistics(maps: Tensor) -> Tensor:
-    """Mean and spread of each channel: (batch, channels, height, width) to (batch, 2, channels).
+    """Mean and standard deviation of each channel: (batch, channels, height, width) -> (batch, 2, channels).
 
     >>> feature_statistics(torch.tensor([[[[1.0, 3.0]]]]))
     tensor([[[2.],
@@ -56,51 +64,43 @@ def feature_statistics(maps: Tensor) -> Tensor:
 
 
 def adain(maps: Tensor, statistics: Tensor) -> Tensor:
-    """The maps with other feature_statistics (2, channels).
+    """Maps (batch, channels, height, width) with the given statistics, (2, channels) or (batch, 2, channels).
 
     >>> adain(torch.tensor([[[[1.0, 3.0]]]]), torch.tensor([[0.0], [5.0]]))
     tensor([[[[-5.,  5.]]]])
     """
     own = feature_statistics(maps)[..., None, None]
-    mean, spread = statistics[..., None, None].to(own)
-    tiny = torch.finfo(torch.float16).eps  # a flat map stays flat
-    return (mean + (maps.float() - own[:, 0]) * (spread / own[:, 1].clamp_min(tiny))).to(maps.dtype)
+    mean, std = statistics[..., None, None].to(own).unbind(-4)
+    tiny = torch.finfo(torch.float16).eps  # a constant map stays constant
+    return (mean + (maps.float() - own[:, 0]) * (std / own[:, 1].clamp_min(tiny))).to(maps.dtype)
 
 
 @torch.no_grad()
-def mean_statistics(network: nn.Module, places: Sequence[str], batches: Iterable[Any]) -> dict[str, Tensor]:
-    """Mean feature_statistics (2, channels) at each place, over what the network is shown."""
-    seen: dict[str, list[Tensor]] = {place: [] for place in places}
+def mean_statistics(network: nn.Module, names: Sequence[str], batches: Iterable[Any]) -> dict[str, Tensor]:
+    """Mean statistics (2, channels) of the outputs of each named module, over batches of inputs."""
+    found: dict[str, list[Tensor]] = {name: [] for name in names}
 
-    def keep(place: str) -> Callable[..., None]:
-        return lambda _module, _inputs, maps: seen[place].append(feature_statistics(maps))
+    def append(name: str) -> Callable[..., None]:
+        return lambda _module, _inputs, maps: found[name].append(feature_statistics(maps))
 
-    with _hooked((network.get_submodule(place), keep(place)) for place in places):
+    with _hooked((network.get_submodule(name), append(name)) for name in names):
         for batch in batches:
             network(batch)
-    return {place: torch.cat(values).mean(0) for place, values in seen.items()}
+    return {name: torch.cat(values).mean(0) for name, values in found.items()}
 
 
 @torch.no_grad()
 def early_maps(network: nn.Module, size: tuple[int, int], channels: int = 3) -> tuple[str, ...]:
-    """The modules at the end of each of `STRIDES`, by name; none where a network has no such maps.
+    """Names of the modules at the end of each stride in `STRIDES`; empty for networks without such maps.
 
     >>> early_maps(nn.Sequential(nn.AvgPool2d(4), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten()), (32, 32))
     ('1', '2')
     """
-    calls: dict[str, tuple[int, int]] = {}  # strides that a module meets and leaves, in the order of leaving
-
-    def stride(maps: Any) -> int:
-        if not isinstance(maps, Tensor) or maps.ndim != 4:
-            return 0
-        tried = (2**power for power in range(8))
-        return next(
-            (s for s in tried if all(a in (b // s, -(-b // s)) for a, b in zip(maps.shape[2:], size))), 0
-        )
+    calls: dict[str, tuple[int, int]] = {}  # strides of a module's input and output
 
     def note(name: str) -> Callable[..., None]:
         return lambda _module, inputs, maps: calls.update(
-            {name: (stride(inputs[0]) if inputs else 0, stride(maps))}
+            {name: (_stride(inputs[0], size) if inputs else 0, _stride(maps, size))}
         )
 
     parameter = next(network.parameters(), None)
@@ -108,17 +108,40 @@ def early_maps(network: nn.Module, size: tuple[int, int], channels: int = 3) -> 
     with _hooked((module, note(name)) for name, module in network.named_modules() if name):
         network(blank)
 
-    def goes_on(name: str, at: int) -> bool:
-        """Whether it lies within a module that leads from this stride to the next."""
-        within = (calls.get(name[:dot]) for dot, letter in enumerate(name) if letter == ".")
-        return (at, 2 * at) in within
+    def inside_transition(name: str, stride: int) -> bool:
+        """Whether it is part of a module that leads from this stride to the next."""
+        parents = (calls.get(name[:dot]) for dot, letter in enumerate(name) if letter == ".")
+        return (stride, 2 * stride) in parents
 
-    ends = {out: name for name, (_, out) in calls.items() if out in STRIDES and not goes_on(name, out)}
-    return tuple(ends[at] for at in STRIDES if at in ends)
+    # Modules are in the order in which they returned, so the last one of each stride is kept.
+    ends = {out: name for name, (_, out) in calls.items() if not inside_transition(name, out)}
+    return tuple(ends[stride] for stride in STRIDES if stride in ends)
 
 
-def _taking_over(feature_statistics: Tensor) -> Callable[..., Tensor]:
-    return lambda _module, _inputs, maps: adain(maps, feature_statistics)
+def _stride(maps: Any, size: tuple[int, int]) -> int:
+    """How many times smaller than `size` the maps are, a power of 2; 0 for anything else."""
+    if not isinstance(maps, Tensor) or maps.ndim != 4:
+        return 0
+    for stride in (2**power for power in range(8)):
+        if all(a in (b // stride, -(-b // stride)) for a, b in zip(maps.shape[2:], size)):
+            return stride
+    return 0
+
+
+def _adain_hook(statistics: Tensor, source: int | Tensor) -> Callable[..., Tensor]:
+    """A forward hook that applies `adain` to a module's output; statistics are (sources, 2, channels)."""
+    if not isinstance(source, Tensor):
+        target = statistics[source]
+        return lambda _module, _inputs, maps: adain(maps, target)
+    source = source.to(statistics.device)
+    targets, keep = statistics[source.clamp_min(0)], (source < 0).view(-1, 1, 1, 1)
+
+    def hook(_module: nn.Module, _inputs: Any, maps: Tensor) -> Tensor:
+        if len(maps) != len(targets):
+            raise ValueError(f"Expected `source` for each of {len(maps)} rows, but got {len(targets)}.")
+        return torch.where(keep, maps, adain(maps, targets))
+
+    return hook
 
 
 @contextmanager

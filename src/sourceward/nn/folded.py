@@ -1,4 +1,4 @@
-"""`Folded`: a trained network laid out for prediction, with everything that is constant computed once."""
+"""`Folded`: a trained network prepared for prediction, with all constants computed once."""
 
 import copy
 from collections.abc import Hashable
@@ -9,23 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.functional import ChainWeights, swish
+from sourceward.functional.aggregation import mix_classifiers
 from sourceward.functional.distilled import DistilledWeights
-from sourceward.functional.rows import laid_out, matmul
-from sourceward.functional.voting import vote
+from sourceward.functional.rows import matmul, transpose_contiguous
 from sourceward.nn.heads import Head
 from sourceward.nn.latent import LatentNet
-from sourceward.nn.network import VOICES, Network
+from sourceward.nn.network import CLASSIFIER_WEIGHT, Network
 
 
 class RowLinear(nn.Module):
-    """A trained `nn.Linear` that gives a row the same bits whatever its neighbours: see `functional.rows`."""
+    """A trained `nn.Linear` whose rows do not depend on the rest of the batch: see `functional.rows`."""
 
     weight: Tensor
     bias: Tensor
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.register_buffer("weight", laid_out(linear.weight))
+        self.register_buffer("weight", transpose_contiguous(linear.weight))
         self.register_buffer("bias", linear.bias.detach().clone())
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -39,19 +39,19 @@ class Folded:
     """What prediction needs of a network, without its backbone.
 
     Args:
-        energy: spectral norm folded in, both directions contiguous.
+        energy: weights of the energies, divided by their spectral norms.
         latent: p(z|x).
         head: the classifier.
         class_latent: mean of q(z|d) of each source's class centres, (sources, classes, dim).
-        pooled_latent: the same of the centres of all sources together, for a head that uses it.
-        voters: the two of them side by side, and the lda where it votes, (sources, voters x classes,
-            dim): one product serves all.
-        voter_bias: (voters x classes,).
-        voter_share: (voters, 1), how much each counts.
+        pooled_latent: the same of the centres pooled over all sources, for a pooled head.
+        classifiers: weights of a pooled head's classifiers side by side (the source's own, the pooled one,
+            and LDA if it has weight), (sources, classifiers x classes, dim): one product serves all.
+        classifier_bias: (classifiers x classes,).
+        classifier_weight: (classifiers, 1), weights in the mixture, summing to 1.
         source_center: mean class centre of each source, (sources, dim).
-        own_energy: quantiles of each source's energy of its own samples, (sources, levels).
-        distilled: one map per source to where its chain would end, where there is one.
-        graphs: CUDA graphs that read these tensors: see `graphs.replay`.
+        energy_quantiles: quantiles of each source's energy of its own samples, (sources, levels).
+        distilled: weights of the distilled sampler, if it was trained.
+        graphs: CUDA graphs that read these tensors: see `_util.graphs.replay`.
     """
 
     energy: ChainWeights
@@ -59,20 +59,21 @@ class Folded:
     head: Head
     class_latent: Tensor | None
     pooled_latent: Tensor | None
-    voters: Tensor | None
-    voter_bias: Tensor | None
-    voter_share: Tensor | None
+    classifiers: Tensor | None
+    classifier_bias: Tensor | None
+    classifier_weight: Tensor | None
     source_center: Tensor
-    own_energy: Tensor
+    energy_quantiles: Tensor
     distilled: DistilledWeights | None = None
     graphs: dict[Hashable, Any] = field(default_factory=dict, compare=False)
 
     def classify(self, feature: Tensor, latent: Tensor | None) -> Tensor:
-        """Each source's answer, (sources, rows, classes); a pooled head asks all of its classifiers."""
-        if self.voter_share is None or self.voter_bias is None:
+        """Probabilities of each source, (sources, rows, classes); a pooled head mixes its classifiers."""
+        if self.classifier_weight is None or self.classifier_bias is None:
             return self.head(feature, latent, self.class_latent).softmax(-1)
-        logits = self.head(feature, latent, self.voters) + self.voter_bias
-        return vote(logits.unflatten(-1, (len(self.voter_share), -1)), self.voter_share)
+        logits = self.head(feature, latent, self.classifiers) + self.classifier_bias
+        classifiers = logits.unflatten(-1, (len(self.classifier_weight), -1))
+        return mix_classifiers(classifiers, self.classifier_weight)
 
     def prior_mean(self, feature: Tensor) -> Tensor:
         """The mean of p(z|x), without its std: (batch, dim)."""
@@ -81,40 +82,40 @@ class Folded:
 
 
 def folded(network: Network) -> Folded:
-    """Fold a network, or return what was folded before if nothing has changed since."""
+    """Fold a network, or return the cached result if nothing has changed since."""
     known = network.__dict__.get("_folded")
     if known is None or known.state != known.read(network):
         with torch.no_grad():
-            known = _Kept(network, _fold(network))
+            known = _Cached(network, _fold(network))
         network.__dict__["_folded"] = known
     return known.folded
 
 
-def folded_before(network: Network) -> Folded | None:
-    """What `folded` returned last, whatever has changed since."""
+def last_folded(network: Network) -> Folded | None:
+    """The cached result of `folded`, even if the network has changed since; None if there is none."""
     known = network.__dict__.get("_folded")
     return None if known is None else known.folded
 
 
-def forget(network: Network) -> None:
-    """Let go of what was folded, and of the memory of its graphs."""
+def clear_folded(network: Network) -> None:
+    """Drop the cached result of `folded`, and with it the memory of its CUDA graphs."""
     network.__dict__.pop("_folded", None)
 
 
-class _Kept:
-    """What was folded, and of what. Belongs to one network: a copy of the network starts without it."""
+class _Cached:
+    """A cached `Folded` and the state it was computed from. A copy of the network starts without it."""
 
     def __init__(self, network: Network, folded: Folded) -> None:
         parts = [part for part in _parts(network) if part is not None]
-        modules = [module for part in parts for module in part.modules()]  # found once: it takes a while
+        modules = [module for part in parts for module in part.modules()]  # listed once because it is slow
         owners = [tensors for module in modules for tensors in (module._parameters, module._buffers)]
         self.owners = [tensors for tensors in owners if tensors]
         self.folded, self.state = folded, self.read(network)
         tensors = [tensor for owned in (*self.owners, network._buffers) for tensor in owned.values()]
-        self.alive = [tensor.detach() for tensor in tensors if tensor is not None]  # graphs read them
+        self.alive = [tensor.detach() for tensor in tensors if tensor is not None]  # CUDA graphs read them
 
     def read(self, network: Network) -> list[Any]:
-        """Changes whenever a part or a tensor is replaced or written to. The backbone plays no part."""
+        """A value that changes when a part or a tensor, except in the backbone, is replaced or written to."""
         found: list[Any] = [id(part) for part in _parts(network)]
         for tensors in (*self.owners, network._buffers):
             for tensor in tensors.values():
@@ -137,34 +138,34 @@ def _fold(network: Network) -> Folded:
     own, pooled = network.posterior(network.centers), None
     if network.head.pooled:
         pooled = network.posterior(network.centers.mean(0, keepdim=True).expand_as(network.centers))
-    latents = [laid_out(gaussian.mean) for gaussian in (own, pooled) if gaussian is not None]
-    voters, bias, share = _voters(network, latents) if len(latents) > 1 else (None, None, None)
+    latents = [transpose_contiguous(gaussian.mean) for gaussian in (own, pooled) if gaussian is not None]
+    classifiers, bias, weight = _classifiers(network, latents) if len(latents) > 1 else (None, None, None)
     return Folded(
         ChainWeights.of(network.energy.weights()),
         None if network.latent is None else _row_wise(network.latent),
         _row_wise(network.head),
         latents[0].mT if latents else None,
         latents[1].mT if len(latents) > 1 else None,
-        voters,
+        classifiers,
         bias,
-        share,
+        weight,
         network.centers.mean(1),
-        network.own_energy,
+        network.energy_quantiles,
         None
         if network.distilled is None
         else DistilledWeights(*(w.detach() for w in network.distilled.weights())),
     )
 
 
-def _voters(network: Network, latents: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights, biases and shares of a pooled head's classifiers, the lda among them."""
-    bias, voices = network.centers.new_zeros(2 * network.classes), [VOICES, VOICES]
-    if count := int(network.lda_weight):
-        weight, own = network.lda()
-        weight = laid_out(weight * network.dim**0.5).expand_as(latents[0])  # the head divides by the root
-        latents, bias, voices = [*latents, weight], torch.cat([bias, own]), [*voices, count]
-    share = network.centers.new_tensor(voices).unsqueeze(-1) / sum(voices)
-    return torch.cat(latents, -1).mT, bias, share
+def _classifiers(network: Network, latents: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, biases and mixture weights of a pooled head's classifiers, with LDA if it has weight."""
+    bias, weights = network.centers.new_zeros(2 * network.classes), [CLASSIFIER_WEIGHT, CLASSIFIER_WEIGHT]
+    if lda_weight := int(network.lda_weight):
+        lda, own = network.lda()
+        lda = transpose_contiguous(lda * network.dim**0.5).expand_as(latents[0])  # the head divides by it
+        latents, bias, weights = [*latents, lda], torch.cat([bias, own]), [*weights, lda_weight]
+    mixture = network.centers.new_tensor(weights).unsqueeze(-1) / sum(weights)
+    return torch.cat(latents, -1).mT, bias, mixture
 
 
 M = TypeVar("M", bound=nn.Module)

@@ -2,7 +2,7 @@
 
 Every head maps (feature, latent, class_latent) to logits (sources, batch, classes). `latent` is the
 sample's z, (sources, batch, dim); `class_latent` is a draw of q(z|d_c) for each class centre of each
-source, (sources, classes, dim). A head uses what it needs.
+source, (sources, classes, dim). A head ignores what it does not use.
 """
 
 import math
@@ -19,13 +19,13 @@ class Head(nn.Module):
     """The contract of a head."""
 
     uses_latent: bool = True
-    """Whether there is a latent network at all; without it the energy is E(x) and the loss is eq. 7."""
+    """Whether it needs a latent network; without one the energy is E(x) and the loss is eq. 7."""
 
     reads_latent: bool = False
-    """Whether it looks at the sample's own z, and not at those of the classes alone."""
+    """Whether it uses the sample's own z, and not only those of the classes."""
 
     pooled: bool = False
-    """Whether the class centres of all sources together give a second classifier that votes too."""
+    """Whether the class centres pooled over all sources give a second classifier beside the source's own."""
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ class PrototypeHead(Head):
 
 @HEADS.register("pooled")
 class PooledPrototypeHead(PrototypeHead):
-    """Prototypes twice: from the source's own class centres, and from those of all sources together.
+    """Two sets of prototypes: from the source's own class centres, and from those pooled over all sources.
 
-    A source's own classifier never saw the other sources, so their samples are a real shift for its energy
-    to practise on, but alone it is a weak classifier of a new domain. The pooled one makes up for that. Both
-    are trained, both vote; the energies are guided by the source's own. Where features are whitened, the
-    class centres vote as well, as linear lda analysis: see `Network.lda`.
+    A source's own classifier never saw the other sources, so their samples are a real shift to train its
+    energy on, but it is a weak classifier of a new domain. The pooled one makes up for that. Both are trained
+    and averaged; the energies are guided by the source's own. With whitened features an LDA classifier joins
+    the average: see `Network.lda`.
     """
 
     pooled = True

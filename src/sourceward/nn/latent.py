@@ -4,13 +4,13 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from sourceward.functional import Gaussian, swish
-from sourceward.functional.rows import by_number
+from sourceward.functional.rows import elementwise
 
 
 class LatentNet(nn.Module):
     """x -> mean and std of z in R^dim, one hidden layer and two output layers, shared by all sources.
 
-    std = 0.1 + 0.9 softplus(.), so a draw is never a point. The size matches the parameter counts the
+    std = 0.1 + 0.9 softplus(.), so it is at least 0.1. The size matches the parameter counts the
     paper reports.
 
     Args:
@@ -27,4 +27,4 @@ class LatentNet(nn.Module):
 
     def forward(self, feature: Tensor) -> Gaussian:
         hidden = swish(self.hidden(feature))
-        return Gaussian(self.mean(hidden), 0.1 + 0.9 * by_number(softplus, self.std(hidden)))
+        return Gaussian(self.mean(hidden), 0.1 + 0.9 * elementwise(softplus, self.std(hidden)))

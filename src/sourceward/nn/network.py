@@ -1,7 +1,5 @@
-"""`Network`: everything that is learned, in one module."""
+"""`Network`: backbone, latent network, head, energies and what is estimated from the sources."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,25 +11,24 @@ from sourceward.functional import (
     Gaussian,
     class_centers,
     energy,
+    energy_quantiles,
     latent_bias,
-    mixing_share,
-    own_quantiles,
+    mixture_weight,
     whitening,
 )
-from sourceward.functional.rows import times
-from sourceward.functional.voting import log_vote
+from sourceward.functional.aggregation import log_mixture
+from sourceward.functional.rows import stable_matmul
 from sourceward.nn.distilled import DistilledStep
 from sourceward.nn.energy import StackedEnergy
 from sourceward.nn.feature_statistics import FeatureStatistics
 from sourceward.nn.heads import HEADS, Head
 from sourceward.nn.latent import LatentNet
-from sourceward.nn.projection import Projected
 
 CALIBRATION_ROWS = 4096
-"""As many samples tell a distribution."""
+"""Samples of a source from which its energy quantiles are estimated."""
 
-VOICES = 8
-"""Of each learned classifier of a pooled head: a whole number of them then says how much another counts."""
+CLASSIFIER_WEIGHT = 8
+"""Weight of each learned classifier of a pooled head; `Network.lda_weight` is an integer beside it."""
 
 
 class Network(nn.Module):
@@ -48,17 +45,20 @@ class Network(nn.Module):
     shift: Tensor
     scale: Tensor
     centers: Tensor
-    own_energy: Tensor
-    sharpness: Tensor
+    energy_quantiles: Tensor
+    """(sources, levels): of each source's energy over its own held-out samples."""
+    lda_scale: Tensor
+    """Factor of the LDA logits, fitted on held-out samples."""
     lda_weight: Tensor
+    """Weight of LDA in the mixture of a pooled head, where learned classifiers have `CLASSIFIER_WEIGHT`."""
     latent: LatentNet | None
     distilled: DistilledStep | None
     white: Tensor | None
     unwhite: Tensor | None
     amplitudes: Tensor | None
-    """(sources, 3, height, width // 2 + 1): mean amplitude spectra of the sources' images."""
+    """(sources, 3, height, width // 2 + 1): mean Fourier amplitude spectrum of each source's images."""
     feature_statistics: FeatureStatistics | None
-    """Of the backbone's early maps of the sources' images."""
+    """Channel statistics of the backbone's early maps for each source, for AdaIN."""
 
     def __init__(
         self,
@@ -76,16 +76,15 @@ class Network(nn.Module):
         self.head: Head = HEADS[head](dim, classes)
         self.latent = LatentNet(dim) if self.head.uses_latent else None
         self.energy = StackedEnergy(sources, dim, hidden, latent=self.head.uses_latent, dropout=dropout)
-        self.distilled = None  # distilled from the trained energies, where it is asked for
-        self.feature_statistics, self.moved = None, False
+        self.distilled = self.feature_statistics = None
         self.register_buffer("shift", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("white", None)
         self.register_buffer("unwhite", None)
         self.register_buffer("amplitudes", None)
         self.register_buffer("centers", torch.zeros(sources, classes, dim))
-        self.register_buffer("own_energy", LEVELS.repeat(sources, 1))
-        self.register_buffer("sharpness", torch.zeros(()))
+        self.register_buffer("energy_quantiles", LEVELS.repeat(sources, 1))
+        self.register_buffer("lda_scale", torch.zeros(()))
         self.register_buffer("lda_weight", torch.zeros((), dtype=torch.long))
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -103,35 +102,22 @@ class Network(nn.Module):
         """Inputs (batch, ...) to centred features of norm about sqrt(dim): (batch, dim)."""
         return self.rescale(inputs if self.backbone is None else self.backbone(inputs))
 
-    @contextmanager
-    def toward(self, source: int) -> Iterator[None]:
-        """While this lasts, the backbone sees images with the feature_statistics of a source."""
-        inner = self.backbone.backbone if isinstance(self.backbone, Projected) else self.backbone
-        assert self.feature_statistics is not None
-        assert inner is not None
-        with self.feature_statistics.toward(inner, source):
-            self.moved = True  # what was recorded of the backbone does not hold
-            try:
-                yield
-            finally:
-                self.moved = False
-
     def rescale(self, raw: Tensor) -> Tensor:
-        """The backbone's features in the units of everything that follows."""
+        """Centre, whiten and scale the backbone's features: (batch, dim)."""
         centred = raw - self.shift
-        return (centred if self.white is None else times(centred, self.white)) * self.scale
+        return (centred if self.white is None else stable_matmul(centred, self.white)) * self.scale
 
     def raw(self, feature: Tensor) -> Tensor:
-        """Back to the units of the backbone: the inverse of `rescale`."""
+        """Features in the units of the backbone: the inverse of `rescale`."""
         feature = feature / self.scale
-        return (feature if self.unwhite is None else times(feature, self.unwhite)) + self.shift
+        return (feature if self.unwhite is None else stable_matmul(feature, self.unwhite)) + self.shift
 
     @torch.no_grad()
     def fit_scale(self, raw: Tensor, covariance: Tensor | None = None) -> None:
         """Centre source features and bring their mean norm to sqrt(dim), from (batch, dim) raw features.
 
-        One step size then serves every backbone, and a head without bias loses nothing to a common offset.
-        Where a covariance is given, they are whitened by it: see `functional.whitening`.
+        One step size then serves every backbone, and a head without bias is not hurt by a common offset.
+        With a covariance they are whitened first: see `functional.whitening`.
         """
         self.scale.fill_(1.0)
         self.shift.copy_(raw.mean(0))
@@ -150,61 +136,61 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def fill_centers(self) -> None:
-        """Give a source that lacks a class the mean centre of the sources that have it."""
+        """For a class missing in a source, store the mean centre of the sources that have it."""
         has = self.centers.abs().sum(-1, keepdim=True) > 0
         mean = self.centers.sum(0) / has.sum(0).clamp_min(1)
         self.centers.copy_(torch.where(has, self.centers, mean))
 
     @torch.no_grad()
     def fit_calibration(self, source: int, feature: Tensor) -> None:
-        """Store how the energy of one source is distributed over (batch, dim) samples of its own."""
+        """Store quantiles of the energy of one source over its own samples, (batch, dim)."""
         feature = feature[:CALIBRATION_ROWS]
         rows = feature.expand(self.sources, -1, -1)
         prior, weights = self.prior(rows), self.energy.weights()
         bias = latent_bias(weights, None if prior is None else prior.mean)
-        self.own_energy[source] = own_quantiles(energy(weights, rows, bias)[source])
+        self.energy_quantiles[source] = energy_quantiles(energy(weights, rows, bias)[source])
 
     def lda(self) -> tuple[Tensor, Tensor]:
-        """Linear lda analysis in closed form: logits = x . weight_c + bias_c.
+        """Weight (classes, dim) and bias (classes,) of linear discriminant analysis, in closed form.
 
-        In whitened features the nearest class centre of all sources together is its answer.
+        In whitened features this is the nearest class centre, pooled over all sources.
         """
         center = self.centers.mean(0)
-        return self.sharpness * center, -0.5 * self.sharpness * center.square().sum(-1)
+        return self.lda_scale * center, -0.5 * self.lda_scale * center.square().sum(-1)
 
     @torch.no_grad()
     def fit_lda(self, feature: Tensor, label: Tensor) -> None:
-        """How sure the lda may be, and how much of the vote it has.
+        """Fit the scale of the LDA logits, and the weight of LDA in the mixture of classifiers.
 
-        As much as its share in the mixture with what is learned that explains unseen samples best is above
-        one half: none where it explains them no better. Features of a backbone that was trained on the
-        sources hardly spread any more, and it is wrong about those of a new domain.
+        That weight is by how much LDA's share of the most likely mixture with the learned classifiers exceeds
+        one half; it is zero if LDA explains held-out samples no better. Features of a backbone that was
+        trained on the sources have little variance left, and LDA on them fails on a new domain.
 
         Args:
-            feature: (batch, dim), samples of the sources that nothing was trained on.
+            feature: (batch, dim), held-out samples of the sources.
             label: (batch,), their classes.
         """
         self.lda_weight.zero_()
         if not self.head.pooled or self.white is None:
             return
-        self.sharpness.fill_(1.0)
+        self.lda_scale.fill_(1.0)
         weight, bias = self.lda()
         logits = feature @ weight.T + bias
-        tried = torch.logspace(-3, 1, 41).to(logits) / self.scale.square()
-        losses = [cross_entropy(logits * value, label) for value in tried]
-        self.sharpness.copy_(tried[torch.stack(losses).argmin()])
-        learned, own = log_vote(self.voter_logits(feature)).exp(), (logits * self.sharpness).softmax(-1)
-        share = mixing_share(learned, own, label)
-        say = share - 0.5 if share > 0.5 else 0.0
-        self.lda_weight.fill_(round(2 * VOICES * say / (1 - say)))
+        scales = torch.logspace(-3, 1, 41).to(logits) / self.scale.square()
+        losses = [cross_entropy(logits * scale, label) for scale in scales]
+        self.lda_scale.copy_(scales[torch.stack(losses).argmin()])
+        learned = log_mixture(self.classifier_logits(feature)).exp()
+        share = mixture_weight(learned, (logits * self.lda_scale).softmax(-1), label)
+        excess = share - 0.5 if share > 0.5 else 0.0
+        self.lda_weight.fill_(round(2 * CLASSIFIER_WEIGHT * excess / (1 - excess)))
 
-    def voter_logits(self, feature: Tensor) -> Tensor:
-        """What the head's classifiers say at the means of the latents, one or, pooled, two of each source:
-        (batch, dim) to (voters, sources, batch, classes)."""
-        rows, voters = feature.expand(self.sources, *feature.shape), [self.centers]
+    def classifier_logits(self, feature: Tensor) -> Tensor:
+        """Logits of the head's classifiers at the means of the latents, one per source or, for a pooled head,
+        two: (batch, dim) -> (classifiers, sources, batch, classes)."""
+        rows, centers = feature.expand(self.sources, *feature.shape), [self.centers]
         if self.head.pooled:
-            voters.append(self.centers.mean(0).expand_as(self.centers))
-        prior, posteriors = self.prior(rows), map(self.posterior, voters)
+            centers.append(self.centers.mean(0).expand_as(self.centers))
+        prior, posteriors = self.prior(rows), map(self.posterior, centers)
         latent = None if prior is None else prior.mean
         return torch.stack([self.head(rows, latent, None if q is None else q.mean) for q in posteriors])
 
@@ -214,7 +200,7 @@ class Network(nn.Module):
         return torch.where((count > 0).unsqueeze(-1), centers, self.centers)
 
     def pooled_centers(self, feature: Tensor, label: Tensor) -> Tensor:
-        """Class centres of the batch over all sources together, repeated for each source."""
+        """Class centres of the batch pooled over all sources, repeated for each source."""
         centers, count = class_centers(feature.flatten(0, 1)[None], label.flatten()[None], self.classes)
         stored = self.centers.mean(0, keepdim=True)
         return torch.where((count > 0).unsqueeze(-1), centers, stored).expand_as(self.centers)
@@ -226,20 +212,17 @@ class Network(nn.Module):
                 setattr(self, name, torch.zeros(self.dim, self.dim).to(self.scale))
         if self.amplitudes is None and f"{prefix}amplitudes" in state:
             self.amplitudes = torch.zeros_like(state[f"{prefix}amplitudes"], device=self.scale.device)
-        if self.feature_statistics is None and any(
-            name.startswith(f"{prefix}feature_statistics.") for name in state
-        ):
-            self.feature_statistics = FeatureStatistics.like(state, f"{prefix}feature_statistics.").to(
-                self.scale.device
-            )
+        inner = f"{prefix}feature_statistics."
+        if self.feature_statistics is None and any(name.startswith(inner) for name in state):
+            self.feature_statistics = FeatureStatistics.like(state, inner).to(self.scale.device)
         if self.distilled is None and f"{prefix}distilled.inner" in state:
             self.distilled = DistilledStep.like(state, f"{prefix}distilled.").to(self.scale.device)
         super()._load_from_state_dict(state, prefix, *rest)
 
     def prior(self, feature: Tensor) -> Gaussian | None:
-        """p(z|x)."""
+        """p(z|x), or None without latent network."""
         return None if self.latent is None else self.latent(feature)
 
     def posterior(self, centers: Tensor) -> Gaussian | None:
-        """q(z|d): the same network, fed class centres."""
+        """q(z|d), the same network applied to class centres, or None without latent network."""
         return None if self.latent is None else self.latent(centers)

@@ -1,13 +1,13 @@
-"""`Projected`: principal components of features, so that what is trained on them stays small."""
+"""`Projected`: principal components of features, so that heads and energies stay small."""
 
 import torch
 from torch import Tensor, nn
 
-from sourceward.functional.rows import times
+from sourceward.functional.rows import stable_matmul
 
 
 class Projected(nn.Module):
-    """A backbone, or features as they are, followed by a projection that is never trained.
+    """A backbone (or the identity) followed by a fixed projection.
 
     Args:
         backbone: from inputs to (batch, wide); None when inputs are features already.
@@ -25,15 +25,15 @@ class Projected(nn.Module):
         return self.project(inputs if self.backbone is None else self.backbone(inputs))
 
     def project(self, feature: Tensor) -> Tensor:
-        return times(feature, self.projection)  # bfloat16 would round the features away
+        """Project features: (batch, wide) -> (batch, dim)."""
+        return stable_matmul(feature, self.projection)  # bfloat16 would lose precision
 
 
 def project_features(
     backbone: nn.Module | None, feature: Tensor, train: slice, dim: int | None
 ) -> tuple[nn.Module | None, Tensor]:
-    """What makes components out of new inputs, and those of `feature`: principal ones of the `train` rows.
-
-    Features no wider than `dim` stay as they are.
+    """The backbone followed by a projection on the principal components of the `train` rows, and `feature`
+    projected by it. Features no wider than `dim` are not projected.
     """
     if dim is None or feature.shape[1] <= dim:
         return backbone, feature

@@ -33,8 +33,8 @@ class ReplayBuffer(nn.Module):
         count = member.sum(1)
         slot = (self.pushed.gather(1, label) + rank) % self.per_class
         source = torch.arange(len(label), device=label.device).unsqueeze(1).expand_as(label)
-        # Of more rows than a ring holds only the newest count; the rest go to a spare slot that nobody reads,
-        # because the order of two writes to one place is not defined.
+        # If more rows come than a ring holds, only the newest count; the rest go to a spare slot that is
+        # never read, because the order of two writes to one address is not defined.
         newest = rank >= count.gather(1, label) - self.per_class
         slot = torch.where(newest, slot, self.per_class)
         self.rows[source, label, slot] = feature.to(self.rows.dtype)
@@ -44,7 +44,7 @@ class ReplayBuffer(nn.Module):
     def replace(
         self, feature: Tensor, label: Tensor, share: float, generator: torch.Generator | None
     ) -> Tensor:
-        """Swap about `share` of the rows for stored ones of the same source and class, if any."""
+        """Replace about a `share` of the rows by stored ones of the same source and class, if any."""
         options: dict[str, Any] = {"generator": generator, "device": label.device}
         stored = self.pushed.gather(1, label).clamp_max(self.per_class)
         slot = (torch.rand(label.shape, **options) * stored).long()

@@ -122,6 +122,6 @@ def _check(kernels: Any) -> None:
         ]
         apart = (ends[0] - ends[1]).abs().mean() / (ends[0] - start).abs().mean()
         if not apart < 0.05:
-            raise ArithmeticError(f"ends of chains differ by {float(apart):.2g} of the distance moved")
+            raise ArithmeticError(f"ends of chains differ by {float(apart):.2g} of their length")
     if not torch.equal(kernels.row_keys(start[0], 1), row_keys(start[0], 1)):
         raise ArithmeticError("keys of rows differ")

@@ -88,7 +88,7 @@ def _features(
     if CLEAN not in dataset.domain_names:
         clean = dataset.of_domains([dataset.domain_names[0]])
         size = None if isinstance(clean.items, np.ndarray) else 64
-        dataset = corrupted_domains(clean, targets, practice=extra, size=size)
+        dataset = corrupted_domains(clean, targets, source_corruptions=extra, size=size)
     return _encode(context, dataset), [d for d in extra if d in dataset.domain_names]
 
 

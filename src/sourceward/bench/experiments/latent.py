@@ -13,7 +13,7 @@ from sourceward.bench.experiments.base import OFF, Case, Context, Drawing, Outco
 from sourceward.bench.experiments.scores import Scores
 from sourceward.bench.protocol.controls import linear_control
 from sourceward.bench.protocol.methods import Method
-from sourceward.functional.voting import log_vote
+from sourceward.functional.aggregation import log_mixture
 from sourceward.nn.heads import HEADS, PrototypeHead
 
 PER_STEP = (1, 16, 64, 128)
@@ -77,7 +77,7 @@ def predict_from_latent(case: Case) -> np.ndarray:
     network = case.checkpoint.network
     z = latent_mean(case, case.part.feature)
     z = z * (network.dim**0.5 / z.norm(dim=-1, keepdim=True).clamp_min(1e-12))
-    return log_vote(ensemble_logits(network, z)).exp().cpu().numpy()
+    return log_mixture(ensemble_logits(network, z)).exp().cpu().numpy()
 
 
 def classify_latent(case: Case) -> np.ndarray:

@@ -11,7 +11,7 @@ from sourceward._util.cost import Meter
 from sourceward.data import DomainDataset
 from sourceward.data.loading import encode, prepare_samples
 from sourceward.model import Model
-from sourceward.nn.folded import forget
+from sourceward.nn.folded import clear_folded
 
 ENCODED = {"cuda": 2048, "cpu": 48}
 """Rows to encode: a few seconds of work."""
@@ -54,7 +54,7 @@ def measure_prediction(model: Model, num_steps: int, data: DomainDataset) -> dic
         seconds = time.perf_counter() - start
     peak = meter.read()["peak_memory_mb"]
     if cuda:
-        forget(model.network)  # graphs of this call alone
+        clear_folded(model.network)  # graphs of this call alone
     return {
         "samples": len(part),
         "num_steps": num_steps,

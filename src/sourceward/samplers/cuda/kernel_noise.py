@@ -35,12 +35,12 @@ def _normals(  # type: ignore[no-untyped-def]
     low, high = (bits & 0xFFFFFF).to(tl.float32), ((bits >> 24) & 0xFFFFFF).to(tl.float32)
     radius = tl.sqrt(-2.0 * tl.log((low + 1.0) * _UNIT)) * scale
     angle = high * _ANGLE
-    place, left, right = (step * rows + row) * dim + at, radius * tl.cos(angle), radius * tl.sin(angle)
-    tl.store(out + place, left, mask=at < pairs)
-    tl.store(out + place + pairs, right, mask=at + pairs < dim)
+    offset, left, right = (step * rows + row) * dim + at, radius * tl.cos(angle), radius * tl.sin(angle)
+    tl.store(out + offset, left, mask=at < pairs)
+    tl.store(out + offset + pairs, right, mask=at + pairs < dim)
     if ROUNDED:
-        tl.store(rounded + place, left.to(rounded.dtype.element_ty), mask=at < pairs)
-        tl.store(rounded + place + pairs, right.to(rounded.dtype.element_ty), mask=at + pairs < dim)
+        tl.store(rounded + offset, left.to(rounded.dtype.element_ty), mask=at < pairs)
+        tl.store(rounded + offset + pairs, right.to(rounded.dtype.element_ty), mask=at + pairs < dim)
 
 
 class KeyedNormals:

@@ -49,13 +49,13 @@ def _product(  # type: ignore[no-untyped-def]
         keep = (k[:, None] < inner) & (n[None, :] < cols)
         b = tl.load(right + k[:, None] * cols + n[None, :], mask=keep, other=0.0)
         total = tl.dot(a.to(b.dtype), b, total)
-    place = source * rows * cols + m[:, None] * cols + n[None, :]
+    offset = source * rows * cols + m[:, None] * cols + n[None, :]
     inside = (m[:, None] < rows) & (n[None, :] < cols)
     if CLIP:
         total = tl.minimum(tl.maximum(total, -clip), clip) * scale
     else:
-        total += tl.load(plus + place, mask=inside, other=0.0)
-    tl.store(out + place, total, mask=inside)
+        total += tl.load(plus + offset, mask=inside, other=0.0)
+    tl.store(out + offset, total, mask=inside)
 
 
 @triton.jit
@@ -91,24 +91,24 @@ def _accept(  # type: ignore[no-untyped-def]
 
     for start in range(0, dim, BK):
         k = start + tl.arange(0, BK)
-        place = at[:, None] * dim + k[None, :]
+        offset = at[:, None] * dim + k[None, :]
         inside = k[None, :] < dim
-        x = tl.load(x_in + place, mask=inside, other=0.0)
-        y = x + tl.load(move + place, mask=inside, other=0.0)
+        x = tl.load(x_in + offset, mask=inside, other=0.0)
+        y = x + tl.load(move + offset, mask=inside, other=0.0)
         if NOISY:
             near = jitter + source * jitter_stride + m[:, None] * dim + k[None, :]
             y += tl.load(near, mask=inside, other=0.0)
-        tl.store(x_out + place, tl.where(accepted[:, None], y, x), mask=inside)
+        tl.store(x_out + offset, tl.where(accepted[:, None], y, x), mask=inside)
 
     if MORE:
         a1 = tl.zeros((BM, NARROW), dtype=tl.float32)
         for start in range(0, hidden, BK):
             k = start + tl.arange(0, BK)
-            place = at[:, None] * hidden + k[None, :]
+            offset = at[:, None] * hidden + k[None, :]
             inside = k[None, :] < hidden
-            fresh = tl.load(proposal + place, mask=inside, other=0.0)
-            a0 = tl.where(accepted[:, None], fresh, tl.load(a_in + place, mask=inside, other=0.0))
-            tl.store(a_out + place, a0, mask=inside)
+            fresh = tl.load(proposal + offset, mask=inside, other=0.0)
+            a0 = tl.where(accepted[:, None], fresh, tl.load(a_in + offset, mask=inside, other=0.0))
+            tl.store(a_out + offset, a0, mask=inside)
             if NOISY:
                 above = lift + source * lift_stride + m[:, None] * hidden + k[None, :]
                 a0 += tl.load(above, mask=inside, other=0.0).to(tl.float32)
@@ -120,18 +120,18 @@ def _accept(  # type: ignore[no-untyped-def]
         slope = (value * (1 - value))[:, None] * top[None, :] * (s1 * (1 + a1 * (1 - s1)))
         for start in range(0, hidden, BK):
             k = start + tl.arange(0, BK)
-            place = at[:, None] * hidden + k[None, :]
+            offset = at[:, None] * hidden + k[None, :]
             inside = k[None, :] < hidden
-            fresh = tl.load(proposal + place, mask=inside, other=0.0)
-            a0 = tl.where(accepted[:, None], fresh, tl.load(a_in + place, mask=inside, other=0.0))
+            fresh = tl.load(proposal + offset, mask=inside, other=0.0)
+            a0 = tl.where(accepted[:, None], fresh, tl.load(a_in + offset, mask=inside, other=0.0))
             if NOISY:
                 above = lift + source * lift_stride + m[:, None] * hidden + k[None, :]
                 a0 += tl.load(above, mask=inside, other=0.0).to(tl.float32)
-            tl.store(origin + place, a0, mask=inside)
+            tl.store(origin + offset, a0, mask=inside)
             w = tl.load(down + r[:, None] * hidden + k[None, :], mask=k[None, :] < hidden, other=0.0)
             s0 = tl.sigmoid(a0)
             b = tl.dot(slope.to(w.dtype), w) * (s0 * (1 + a0 * (1 - s0)))
-            tl.store(back + place, b.to(back.dtype.element_ty), mask=inside)
+            tl.store(back + offset, b.to(back.dtype.element_ty), mask=inside)
 
 
 def fits(weights: ChainWeights, feature: Tensor) -> bool:

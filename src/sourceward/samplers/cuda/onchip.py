@@ -98,9 +98,9 @@ def langevin_chain(  # type: ignore[no-untyped-def]
     r = gl.arange(0, NARROW, gl.SliceLayout(0, TILE))
     at = source * rows + m
     row, inside = m[:, None] * DIM + d[None, :], (m[:, None] < rows) & (d[None, :] < DIM)
-    place, within = at[:, None] * HIDDEN + h[None, :], (m[:, None] < rows) & (h[None, :] < HIDDEN)
+    offset, within = at[:, None] * HIDDEN + h[None, :], (m[:, None] < rows) & (h[None, :] < HIDDEN)
     point = gl.load(start + source * start_source + row, mask=inside, other=0.0)
-    a0 = gl.load(state + place, mask=within, other=0.0)
+    a0 = gl.load(state + offset, mask=within, other=0.0)
     bias = gl.load(narrow_bias + source * NARROW + r)[None, :]
     top = gl.load(out + source * NARROW + r)
     top_bias = gl.load(out_bias + source)
@@ -129,10 +129,10 @@ def langevin_chain(  # type: ignore[no-untyped-def]
     if NOISY:
         rise, drift = gl.load(lift, mask=within, other=0.0), gl.load(jitter, mask=inside, other=0.0)
     for step in range(steps):
-        lifted, moved = a0, point
+        lifted, origin = a0, point
         if NOISY:  # the origin: the sample plus noise; the next step's noise loads meanwhile
             lifted += rise.to(gl.float32)
-            moved += drift
+            origin += drift
             coming = gl.minimum(step + 1, steps - 1)
             rise = gl.load(lift + coming * rows * HIDDEN, mask=within, other=0.0)
             drift = gl.load(jitter + coming * jitter_step, mask=inside, other=0.0)
@@ -159,11 +159,11 @@ def langevin_chain(  # type: ignore[no-untyped-def]
         old = gl.where(accepted, new, old)
         count += accepted.to(gl.int64)
         if ORIGINS:
-            gl.store(origins + (step * sources + source) * rows * DIM + row, moved, mask=inside)
-        point = gl.where(accepted[:, None], moved + move, point)
+            gl.store(origins + (step * sources + source) * rows * DIM + row, origin, mask=inside)
+        point = gl.where(accepted[:, None], origin + move, point)
         a0 = gl.where(accepted[:, None], proposal, a0)
 
     gl.store(x + source * rows * DIM + row, point, mask=inside)
-    gl.store(state + place, a0, mask=within)
+    gl.store(state + offset, a0, mask=within)
     gl.store(energy + at, old)
     gl.store(taken + at, count)

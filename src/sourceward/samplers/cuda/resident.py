@@ -117,11 +117,11 @@ def _langevin_chain(  # type: ignore[no-untyped-def]
     bias = tl.load(narrow_bias + source * NARROW + r)
     top = tl.load(out + source * NARROW + r)
     top_bias = tl.load(out_bias + source)
-    places = state + at[:, None] * HIDDEN
+    buffers = state + at[:, None] * HIDDEN
     other = sources * rows * HIDDEN
     point = _load(start + source * start_source + row, inside, WHOLE_D)
     if FIRST:
-        a1 = _second(places, places, narrow_up, bias, HIDDEN, NARROW, False, BM, BK, STAGES)
+        a1 = _second(buffers, buffers, narrow_up, bias, HIDDEN, NARROW, False, BM, BK, STAGES)
         old = _value(a1, top, top_bias)
         tl.store(before + at, old)
         count = tl.zeros((BM,), dtype=tl.int64)
@@ -130,8 +130,8 @@ def _langevin_chain(  # type: ignore[no-untyped-def]
         count = tl.load(taken + at)
 
     for step in range(steps):
-        turned = (count & 1).to(tl.int32)[:, None]  # each accepted step switched to the other buffer
-        here, there = places + turned * other, places + (1 - turned) * other
+        odd = (count & 1).to(tl.int32)[:, None]  # each accepted step switched to the other buffer
+        here, there = buffers + odd * other, buffers + (1 - odd) * other
         above = lift + ((source * steps + step) * rows + m[:, None]) * HIDDEN
         # The energy at the origin (the sample plus noise), and its slope.
         a1 = _second(here, above, narrow_up, bias, HIDDEN, NARROW, NOISY, BM, BK, STAGES)
@@ -166,13 +166,13 @@ def _langevin_chain(  # type: ignore[no-untyped-def]
         accepted = (new - new) == 0.0 if ALWAYS else new <= old
         old = tl.where(accepted, new, old)
         count += accepted.to(tl.int64)
-        moved = point
+        origin = point
         if NOISY:
-            moved += drift
+            origin += drift
         if ORIGINS:
             kept = origins + (step * sources + source) * rows * DIM + row
-            tl.store(kept, moved, mask=inside)
-        point = tl.where(accepted[:, None], moved + move, point)
+            tl.store(kept, origin, mask=inside)
+        point = tl.where(accepted[:, None], origin + move, point)
         tl.debug_barrier()  # the next step reads what other threads wrote `there`
 
     tl.store(x + source * rows * DIM + row, point, mask=inside)
