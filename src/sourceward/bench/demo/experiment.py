@@ -159,10 +159,7 @@ def one_thread() -> Iterator[None]:
 
 
 def adapt(
-    estimator: EnergyAdapter,
-    feature: np.ndarray,
-    num_steps: int,
-    aggregation: str = "mean",
+    estimator: EnergyAdapter, feature: np.ndarray, num_steps: int, aggregation: str = "mean"
 ) -> AdaptationResult:
     """Adapt with another number of steps and another aggregation than the estimator's own."""
     settings = replace(estimator.settings_, num_steps=num_steps, aggregation=aggregation)

@@ -64,9 +64,7 @@ def bench(
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
     training = replace(
-        plan.training,
-        last=plan.selection == "last",
-        tune=any(method.auto for method in plan.methods),
+        plan.training, last=plan.selection == "last", tune=any(method.auto for method in plan.methods)
     )
     plan = replace(plan, training=training)
     datasets = [open_dataset(data, **dict(plan.options)) for data in plan.data]
