@@ -33,7 +33,7 @@ def bench_page(results: dict[str, Any], folder: Path, method: str | None = None)
     if not results["table"]:
         return Page(title, "No run finished.", failures(results), [], footer)
     subject = choose_subject(results, method)
-    said = cost(results)
+    cost_text = cost(results)
     sections = [
         parts.methods(results),
         parts.targets(subject),
@@ -42,12 +42,12 @@ def bench_page(results: dict[str, Any], folder: Path, method: str | None = None)
         parts.confusion(subject),
         *samples(subject, folder),
         parts.uncertainty(subject),
-        Section("Cost", said) if said else None,
+        Section("Cost", cost_text) if cost_text else None,
         _settings(results),
     ]
     # A number stays on the line of its unit.
-    told = headline(subject).replace(" %", "\u00a0%")
-    return Page(title, told, notes(results, subject), [s for s in sections if s], footer)
+    text = headline(subject).replace(" %", "\u00a0%")
+    return Page(title, text, notes(results, subject), [s for s in sections if s], footer)
 
 
 def headline(subject: Subject) -> str:

@@ -67,7 +67,7 @@ def _published_row(row: dict[str, Any], where: Sequence[str]) -> list[str]:
     mean, known = row["mean_here"], row["per_target"]
     accuracy = row["mean"] if row["measure"] == "accuracy %" else 100 - row["mean"]
     part = "" if mean in (accuracy, None) else ", mean over these targets"
-    each = (f"{known[name]:.1f}" if (name := target_of(place)) in known else "-" for place in where)
+    each = (f"{known[name]:.1f}" if (name := target_of(column)) in known else "-" for column in where)
     name = f"*published: {row['method']}, {row['backbone'] or row['dataset']}{part}*"
     return [name, *each, "-" if mean is None else f"{mean:.2f}", "", ""]
 

@@ -36,8 +36,8 @@ def experiment_page(results: dict[str, Any], folder: Path) -> Page:
     found = finding(results)
     notes = [results["about"], *results["notes"]] if found else results["notes"]
     # A number stays on the line of its unit.
-    told = (found or results["about"]).replace(" %", "\u00a0%")
-    return Page(title, told, notes, sections, footer)
+    headline = (found or results["about"]).replace(" %", "\u00a0%")
+    return Page(title, headline, notes, sections, footer)
 
 
 def inline(file: Path) -> str:

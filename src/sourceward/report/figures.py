@@ -212,8 +212,9 @@ def plot_classes(axes: Any, points: np.ndarray, labels: np.ndarray, names: Seque
         own = points[labels == code]
         axes.scatter(*own.T, s=12, marker=marker, facecolor=fill, edgecolor=color, linewidths=0.8, label=name)
     axes.set(title=title, xticks=[], yticks=[])
-    if len(names) <= 12:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=min(4, len(names)))
+    if len(names) <= 12 and not axes.figure.legends:  # one for all panels
+        handles, shown = axes.get_legend_handles_labels()
+        axes.figure.legend(handles, shown, loc="outside lower center", ncols=min(6, len(names)))
 
 
 def plot_paths(

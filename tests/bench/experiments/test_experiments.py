@@ -117,7 +117,7 @@ def test_z_tells_the_classes_to_a_classifier_of_its_own(tmp_path):
 
 
 def test_zero_steps_of_the_oracle_are_those_of_the_prior(tmp_path):
-    """Without a step z has no say in a prototype head: the oracle gains by its walk alone."""
+    """Without a step z has no say in a prototype head: the oracle gains by its chain alone."""
     file = feature_file(tmp_path / "f.npz")
     numbers = reproduce("steps", context(file, tmp_path / "out", targets=("a",)))["numbers"]
     assert numbers["accuracy"]["ORACLE z"][0] == numbers["accuracy"]["p(z|x)"][0]
@@ -156,7 +156,7 @@ def test_a_published_mean_stands_beside_one_over_the_same_targets():
         ("corruptions", {"data": (tiny_texts(),), "training": Training()}, "holds texts"),
     ],
 )
-def test_what_cannot_serve_is_told_why_before_anything_is_written(tmp_path, name, changes, says):
+def test_unsuitable_data_is_refused_before_anything_is_written(tmp_path, name, changes, says):
     file = feature_file(tmp_path / "f.npz")
     with pytest.raises(InputError, match=says):
         reproduce(name, context(file, tmp_path / "out", **changes))
@@ -201,7 +201,7 @@ def test_no_image_of_a_target_is_practised_on(tmp_path, monkeypatch):
     assert trained < len(clean)
 
 
-def test_images_are_corrupted_and_walked(tmp_path):
+def test_images_are_corrupted_and_mapped(tmp_path):
     """Raw images: their corruptions through a frozen backbone, and a map through `fit`."""
     folder = str(image_folder(tmp_path / "images"))
     settings = {k: v for k, v in TINY.items() if k in QUICK} | {"image_size": 16}
@@ -256,7 +256,7 @@ def test_a_comparison_of_nothing_says_why_once(tmp_path):
 
 
 def test_on_real_features(shared, tmp_path):
-    """Frozen features of PACS: the energies fall, and a walk of a few steps does not hurt on photos."""
+    """Frozen features of PACS: the energies fall, and a few steps does not hurt on photos."""
     file = shared / "data" / "banks" / "pacs_mobilenetv2_frozen_without_photo.npz"
     if not file.exists():
         pytest.skip("the feature banks are not in ../shared/data")

@@ -42,7 +42,7 @@ def threads(job):
     return torch.get_num_threads()
 
 
-def test_workers_take_no_more_threads_than_were_wanted_for(monkeypatch):
+def test_workers_take_no_more_threads_than_are_allowed(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)

@@ -276,7 +276,7 @@ def test_domains_that_are_held_out_together_share_a_training(tmp_path):
 
 
 def test_a_stream_is_shuffled_and_put_back(file, tmp_path):
-    """An adapter that keeps state meets classes mixed; its answers come back in the order of the rows."""
+    """An adapter that keeps state sees classes mixed; its predictions come back in the order of the rows."""
     data = open_dataset(file)
     checkpoint = train(data, Training(QUICK, "cpu"), ("c",), 0, tmp_path / "run")
     part = checkpoint.part("c")

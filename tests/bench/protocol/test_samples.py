@@ -9,16 +9,16 @@ from sourceward.bench.protocol.samples import SIDE, saved_and_lost, show
 from tests.tiny_runs import CLASSES, image_folder, tiny_features, tiny_images, tiny_texts
 
 
-def answers(dataset, wrong):
+def predictions(dataset, wrong):
     """Probabilities that are right but for the rows in `wrong`."""
-    said = np.where(np.isin(np.arange(len(dataset)), wrong), (dataset.labels + 1) % 3, dataset.labels)
-    return np.full((len(dataset), 3), 0.1) + 0.7 * np.eye(3)[said]
+    labels = np.where(np.isin(np.arange(len(dataset)), wrong), (dataset.labels + 1) % 3, dataset.labels)
+    return np.full((len(dataset), 3), 0.1) + 0.7 * np.eye(3)[labels]
 
 
-def test_saved_and_lost_are_told_apart():
+def test_saved_and_lost_are_separated():
     dataset = tiny_images()
     entries = saved_and_lost(
-        answers(dataset, [0, 1]), answers(dataset, [1, 2]), dataset.labels, np.arange(3), dataset
+        predictions(dataset, [0, 1]), predictions(dataset, [1, 2]), dataset.labels, np.arange(3), dataset
     )
     assert [(e["kind"], e["id"]) for e in entries] == [("saved", dataset.ids[0]), ("lost", dataset.ids[2])]
     saved, lost = entries
@@ -30,7 +30,7 @@ def test_saved_and_lost_are_told_apart():
 
 def test_the_largest_changes_come_first():
     dataset = tiny_images()
-    before, after = answers(dataset, np.arange(10)), answers(dataset, [])
+    before, after = predictions(dataset, np.arange(10)), predictions(dataset, [])
     after[3] = [0.98, 0.01, 0.01]
     entries = saved_and_lost(before, after, dataset.labels, np.arange(3), dataset)
     assert len(entries) == 4

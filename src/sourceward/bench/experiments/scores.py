@@ -115,7 +115,7 @@ def published_row(row: Published, where: Sequence[str]) -> list[str]:
     targets = [target_of(name) for name in where]
     per_target = [f"{row.per_target[name]:.1f}" if name in row.per_target else "-" for name in targets]
     mean = row.mean_over(list(dict.fromkeys(targets)))
-    said = row.source + (f", in {row.via}" if row.via else "") + (f"; {row.note}" if row.note else "")
-    said += "" if mean in (row.mean, None) else "; mean over these targets"
+    origin = row.source + (f", in {row.via}" if row.via else "") + (f"; {row.note}" if row.note else "")
+    origin += "" if mean in (row.mean, None) else "; mean over these targets"
     mean_here = "-" if mean is None else f"{mean:.1f}"
-    return [f"{row.method}, {row.backbone} ({said})", *per_target, mean_here, ""]
+    return [f"{row.method}, {row.backbone} ({origin})", *per_target, mean_here, ""]

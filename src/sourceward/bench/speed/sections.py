@@ -3,6 +3,7 @@
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ PREDICTION: dict[str, Callable[[torch.device, SpeedPlan], Any]] = {
 TRAINING: dict[str, Callable[[torch.device, SpeedPlan], Any]] = {
     "feature_training": training.feature_training,
     "image_training": training.image_training,
-    "compiled_training": training.compiled_training,
+    "compiled_training": partial(training.image_training, compiled=True),
 }
 SECTIONS = PREDICTION | TRAINING
 GROUPS = {"prediction": tuple(PREDICTION), "training": tuple(TRAINING)}

@@ -85,10 +85,10 @@ def _reference(network: Network, feature: Tensor, steps: int) -> Tensor:
     with torch.no_grad():
         own, pooled = network.centers, network.centers.mean(0).expand_as(network.centers)
         latents = [network.latent(centers).mean for centers in (own, pooled)]
-        votes = [network.head(ends, None, latent).softmax(-1) for latent in latents]
+        parts = [network.head(ends, None, latent).softmax(-1) for latent in latents]
         weight, bias = network.lda()
-        votes = votes * CLASSIFIER_WEIGHT + [(ends @ weight.T + bias).softmax(-1)] * int(network.lda_weight)
-        return torch.stack(votes).mean((0, 1))
+        parts = parts * CLASSIFIER_WEIGHT + [(ends @ weight.T + bias).softmax(-1)] * int(network.lda_weight)
+        return torch.stack(parts).mean((0, 1))
 
 
 def feature_training(device: torch.device, plan: SpeedPlan) -> dict[str, Any]:
@@ -101,18 +101,9 @@ def feature_training(device: torch.device, plan: SpeedPlan) -> dict[str, Any]:
     return timed(lambda: trainer.step(feed), device, repeats=plan.repeats, seconds=4 * plan.seconds)
 
 
-def image_training(device: torch.device, plan: SpeedPlan) -> dict[str, Any]:
+def image_training(device: torch.device, plan: SpeedPlan, compiled: bool = False) -> dict[str, Any]:
     """Time ResNet-18 iterations on device-resident uint8 images with augmentation: ordinary training, and
-    Algorithm 1. On CUDA each is one graph."""
-    return _image_training(device, plan, compiled=False)
-
-
-def compiled_training(device: torch.device, plan: SpeedPlan) -> dict[str, Any]:
-    """Time the same two with compiled backbones."""
-    return _image_training(device, plan, compiled=True)
-
-
-def _image_training(device: torch.device, plan: SpeedPlan, compiled: bool) -> dict[str, Any]:
+    Algorithm 1, with or without compiled backbones. On CUDA each is one graph."""
     size, batch, count = plan.image_size, plan.train_batch, plan.train_iterations
     shape = (IMAGES, 3, size, size)
     inputs = [torch.randint(256, shape, dtype=torch.uint8, device=device) for _ in range(SOURCES)]
