@@ -11,10 +11,11 @@ demo: $(READY)  ## Train, adapt, print the table, write demo/report.html
 test: $(READY)  ## The whole test suite, doctests included
 	$(BIN)/python -m pytest -n 2
 
-lint: $(READY)  ## Style and types
+lint: $(READY)  ## Style, types, and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

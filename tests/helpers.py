@@ -39,19 +39,19 @@ def random_weights(
 
 
 def target_of(weights: EnergyWeights, latent: Tensor | None) -> Target:
-    """What a sampler walks on: the stacked energy with its latent fixed."""
+    """The stacked energy with its latent fixed, as the target of a sampler."""
     bias = latent_bias(weights, latent)
-    return _with_leap(lambda x: energy(weights, x, bias), lambda x: energy_and_grad(weights, x, bias))
+    return _with_distilled(lambda x: energy(weights, x, bias), lambda x: energy_and_grad(weights, x, bias))
 
 
-def _with_leap(energy, energy_and_grad) -> Target:
-    """Its distilled is a step of size 4 down the clipped gradient: now and then too far."""
+def _with_distilled(energy, energy_and_grad) -> Target:
+    """A target whose distilled map is a step of size 4 down the clipped gradient, which sometimes overshoots."""
     return Target(energy, energy_and_grad, lambda x: x - 4 * energy_and_grad(x)[1].clamp(-0.05, 0.05))
 
 
 def quadratic(curvature: Tensor) -> Target:
     """E = sum of curvature * x^2 / 2, whose exp(-E) is a Gaussian of variance 1 / curvature."""
-    return _with_leap(
+    return _with_distilled(
         lambda x: 0.5 * (curvature * x.square()).sum(-1),
         lambda x: (0.5 * (curvature * x.square()).sum(-1), curvature * x),
     )
@@ -73,7 +73,6 @@ QUICK = {
     "max_iter": 30,
     "batch_size": 24,
     "learning_rate": 0.03,
-    "train_steps": 3,
-    "chains": 8,
+    "train": {"num_steps": 3, "chains": 8},
 }
 """Settings of an estimator that fits `make_domains` in a fraction of a second."""

@@ -1,24 +1,29 @@
-"""sourceward: move each test sample toward the source domains, without changing a weight."""
+"""sourceward: adapt each test sample to the source domains; no weight of the model changes.
+
+Public names are imported when they are first used, so that `import sourceward` loads neither torch nor NumPy.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sourceward._util.errors import InputError, TrainingError
-from sourceward.adaptation import AdaptationResult, create_adapter, list_adapters
-from sourceward.estimator import EnergyAdapter
-
 if TYPE_CHECKING:
+    from sourceward._util.errors import InputError, TrainingError
+    from sourceward.adaptation import AdaptationResult, create_adapter, list_adapters
     from sourceward.data import list_datasets, open_dataset
+    from sourceward.data.transforms import list_transforms
+    from sourceward.estimator import EnergyAdapter
     from sourceward.fitting import fit
     from sourceward.model import Model, evaluate, load
     from sourceward.nn.backbones import create_backbone, list_backbones
     from sourceward.training.presets import list_presets
+    from sourceward.validation.expected_gain import ExpectedGain
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AdaptationResult",
     "EnergyAdapter",
+    "ExpectedGain",
     "InputError",
     "Model",
     "TrainingError",
@@ -30,30 +35,41 @@ __all__ = [
     "list_backbones",
     "list_datasets",
     "list_presets",
+    "list_transforms",
     "load",
     "open_dataset",
 ]
 
-_LAZY = {
+_HOME = {
+    "AdaptationResult": "adaptation",
+    "EnergyAdapter": "estimator",
+    "ExpectedGain": "validation.expected_gain",
+    "InputError": "_util.errors",
     "Model": "model",
+    "TrainingError": "_util.errors",
+    "create_adapter": "adaptation",
     "create_backbone": "nn.backbones",
     "evaluate": "model",
     "fit": "fitting",
+    "list_adapters": "adaptation",
     "list_backbones": "nn.backbones",
     "list_datasets": "data",
     "list_presets": "training.presets",
+    "list_transforms": "data.transforms",
     "load": "model",
     "open_dataset": "data",
 }
-"""Names that are imported when they are first used: vision libraries take a second to load."""
+"""The module that defines each public name."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(f"sourceward.{_LAZY[name]}"), name)
-    raise AttributeError(f"module 'sourceward' has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'sourceward' has no attribute {name!r}")
+    value = getattr(import_module(f"sourceward.{_HOME[name]}"), name)
+    globals()[name] = value  # the next access does not come here
+    return value
 
 
 def __dir__() -> list[str]:
-    """What a person may want: no helper of this file, and what is not imported yet."""
+    """Return the public names, whether they are imported yet or not, and the dunder names."""
     return [*__all__, *(name for name in globals() if name.startswith("__"))]

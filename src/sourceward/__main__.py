@@ -1,3 +1,5 @@
+"""`python -m sourceward` is the `sourceward` command."""
+
 from sourceward.cli import main
 
 main()

@@ -1,41 +1,52 @@
-"""Algorithm 1 of the paper, top to bottom: the training objective, then the test-time answer.
+"""Algorithm 1 of the paper, top to bottom: the training objective, then inference at test time.
 
 Xiao, Zhen, Liao & Snoek, "Energy-Based Test Sample Adaptation for Domain Generalization", ICLR 2023.
 x is a feature, z its latent, d a class centre, E^i the energy of source i. Sources are the leading axis of
 every tensor, so one call serves all of them. The equations themselves are in `functional.losses` (7, 10)
-and `samplers.langevin` (2); where chains start is in `negatives`.
+and `samplers.langevin` (2); the negatives are drawn by `functional.negatives`.
 """
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sourceward.functional import (
+    AGGREGATIONS,
     ChainWeights,
+    Coefficients,
     EnergyWeights,
     Gaussian,
     Guided,
     Loss,
     Positive,
+    cosine_to_sources,
     energy,
     energy_and_grad,
+    energy_zscore,
     eq7,
     eq10,
     guided_step,
+    keyed_normal,
     latent_bias,
-    quantile,
 )
+from sourceward.functional.aggregation import only
 from sourceward.functional.negatives import Batch, jitter, negatives
 from sourceward.functional.optional import detach, draw, join
-from sourceward.functional.score_matching import corrupt, denoising_loss
-from sourceward.latents import class_latent, keyed_latent
-from sourceward.nn import Network, ReplayBuffer, folded, frozen_call
+from sourceward.functional.source_weights import evidence, score
+from sourceward.nn import Folded, Network, ReplayBuffer, folded, frozen_call
 from sourceward.samplers import Chain, Target, run_chain
 from sourceward.settings import AdaptSettings, TrainSettings
-from sourceward.votes import cast_votes
+
+
+class Latents(NamedTuple):
+    """p(z|x) of the samples, q(z|d) of the class centres and of each sample's class; None without latent."""
+
+    prior: Gaussian | None
+    class_posterior: Gaussian | None
+    posterior: Gaussian | None
 
 
 def objective(
@@ -43,6 +54,7 @@ def objective(
     replay: ReplayBuffer,
     batch: Batch,
     settings: TrainSettings,
+    coefficients: Coefficients,
     generator: torch.Generator | None = None,
 ) -> Loss:
     """One iteration of Algorithm 1 for all sources: the loss of eq. 10, or eq. 7 without latent."""
@@ -61,71 +73,109 @@ def objective(
     if network.head.pooled:
         pooled_posterior = network.posterior(network.pooled_centers(feature, label))
         pooled_logits = network.head(feature, latent, draw(pooled_posterior, generator))
-        pooled = settings.pooled * cross_entropy(pooled_logits.flatten(0, 1), label.flatten())
+        pooled = settings.pooled_weight * cross_entropy(pooled_logits.flatten(0, 1), label.flatten())
 
     # From here on features and latents are constants: the energies train theta alone.
-    feature, class_latent = feature.detach(), detach(class_latent)
+    latents = Latents(prior, class_posterior, posterior)
+    batch, class_latent = batch._replace(feature=feature.detach()), detach(class_latent)
     network.energy.power_iteration()
     weights = network.energy.weights()
-    frozen = weights.detach()
+    own, start = _chain_starts(network, replay, batch, latents, settings, generator)
 
-    # Negatives: labelled samples of other sources, some swapped for past chain ends. z is fixed once.
-    start, start_label = negatives(batch._replace(feature=feature), settings, generator)
-    start = replay.replace(start, start_label, settings.replay_share, generator)
-    start_latent, latent = draw(network.prior(start), generator), draw(prior, generator)
-    if settings.posterior_chain and class_posterior is not None and posterior is not None:
-        start_latent = join(start_latent, draw(class_posterior.gather(start_label), generator))
-        start, start_label = join(start, start), join(start_label, start_label)
-        latent, feature = join(latent, draw(posterior, generator)), join(feature, feature)
-    start_latent, latent = detach(start_latent), detach(latent)
-
-    # The chain of eq. 2, without a graph; the points where it took its gradients are kept.
+    # The chain of eq. 2, without a graph; the points at which it took its gradients are kept.
     with torch.no_grad():
-        theta = ChainWeights.of(frozen)
-        bias = theta.bias(start_latent)
+        theta = ChainWeights.of(weights.detach())
         chain = run_chain(
-            "langevin", start, theta, bias, settings.step, settings.num_steps, generator, record="origins"
-        )
-    replay.push(chain.feature, start_label)
+            "langevin", start.feature, theta, theta.bias(start.latent), settings.step, settings.num_steps,
+            generator, record="origins",
+        )  # fmt: skip
+    replay.push(chain.feature, start.label)
 
     # Second line: contrastive divergence, E down on the source's own samples and up on the chain ends.
     masks = network.energy.masks
-    bias, start_bias = latent_bias(weights, latent), latent_bias(weights, start_latent)
-    own_energy = energy(weights, feature, bias, masks(feature.shape[1], generator))
-    end_energy = energy(weights, chain.feature, start_bias, masks(start.shape[1], generator))
+    bias, start_bias = latent_bias(weights, own.latent), latent_bias(weights, start.latent)
+    own_energy = energy(weights, own.feature, bias, masks(own.feature.shape[1], generator))
+    end_energy = energy(weights, chain.feature, start_bias, masks(start.feature.shape[1], generator))
 
     # Third line: guide the sampler, all its steps as one batched closed-form call.
     assert chain.origins is not None
     origins = settings.supervised(chain.origins, generator)
-    steps = len(origins)
-    step_bias = start_bias.repeat(1, steps, 1) if start_latent is not None else start_bias
-    origins = origins.transpose(0, 1).flatten(1, 2)
-    moved = guided_step(weights, origins, step_bias, settings.step.step_size, settings.step.clip)
-    read = start_latent if network.head.reads_latent else None
-    moved_latent = None if read is None else read.repeat(1, steps, 1)
-    moved_label = start_label.repeat(1, steps)
-    moved_energy = energy(frozen, moved, step_bias.detach())
-    guided = Guided(moved_energy, frozen_call(network.head, moved, moved_latent, class_latent), moved_label)
-    if network.latent is not None and class_posterior is not None and settings.coefficients.guide_kl:
-        moved_posterior = class_posterior.detach().gather(moved_label)
-        guided = guided._replace(posterior=moved_posterior, prior=frozen_call(network.latent, moved))
-
-    # In place of the second line, where that is asked for: one step of the sampler denoises own samples.
-    denoise, coefficients = pooled.new_zeros(()), settings.coefficients
-    if settings.objective == "dsm":
-        noisy, sigma = corrupt(batch.feature.detach(), generator)
-        noisy_bias = latent_bias(weights, detach(draw(network.prior(noisy), generator)))
-        size, coefficients = settings.step.step_size, replace(coefficients, contrast=0.0)
-        denoise = denoising_loss(weights, noisy, batch.feature.detach(), sigma, noisy_bias, size)
+    guided = _guided(network, weights, origins, start, start_bias, class_latent, settings)
+    if network.latent is not None and class_posterior is not None and coefficients.guide_kl:
+        guided = _with_kl(guided, network, class_posterior)
 
     equation = eq7 if network.latent is None else eq10
     positive = Positive(logits, label, own_energy, posterior, prior)
-    loss = equation(positive, end_energy, guided, coefficients)
-    return loss._replace(total=loss.total + pooled + denoise)
+    loss = equation(positive, end_energy, guided.parts, coefficients)
+    return loss._replace(total=loss.total + pooled)
 
 
-class Answer(NamedTuple):
-    """The outcome for a batch: the vote, each source's own answer, and the chains behind it."""
+class Rows(NamedTuple):
+    """Features (sources, rows, dim), their labels (sources, rows) and their latents."""
+
+    feature: Tensor
+    label: Tensor
+    latent: Tensor | None
+
+
+def _chain_starts(
+    network: Network,
+    replay: ReplayBuffer,
+    batch: Batch,
+    latents: Latents,
+    settings: TrainSettings,
+    generator: torch.Generator | None,
+) -> tuple[Rows, Rows]:
+    """The sources' own samples, and where chains start: labelled samples of other sources, some replaced by
+    earlier chain ends. z is drawn once and fixed."""
+    start, label = negatives(batch, settings.chains, settings.shift_noise, generator)
+    start = replay.replace(start, label, settings.replay_share, generator)
+    start_latent, latent = draw(network.prior(start), generator), draw(latents.prior, generator)
+    feature = batch.feature
+    if settings.posterior_chain and latents.class_posterior is not None and latents.posterior is not None:
+        start_latent = join(start_latent, draw(latents.class_posterior.gather(label), generator))
+        start, label = join(start, start), join(label, label)
+        latent, feature = join(latent, draw(latents.posterior, generator)), join(feature, feature)
+    return Rows(feature, batch.label, detach(latent)), Rows(start, label, detach(start_latent))
+
+
+class _Guided(NamedTuple):
+    parts: Guided
+    feature: Tensor
+    label: Tensor
+
+
+def _guided(
+    network: Network,
+    weights: EnergyWeights,
+    origins: Tensor,
+    start: Rows,
+    start_bias: Tensor,
+    class_latent: Tensor | None,
+    settings: TrainSettings,
+) -> _Guided:
+    """One differentiable step from each origin (steps, sources, chains, dim), classified where it ends."""
+    steps = len(origins)
+    bias = start_bias.repeat(1, steps, 1) if start.latent is not None else start_bias
+    origins = origins.transpose(0, 1).flatten(1, 2)
+    adapted = guided_step(weights, origins, bias, settings.step.step_size, settings.step.clip)
+    read = start.latent if network.head.reads_latent else None
+    latent, label = None if read is None else read.repeat(1, steps, 1), start.label.repeat(1, steps)
+    adapted_energy = energy(weights.detach(), adapted, bias.detach())
+    logits = frozen_call(network.head, adapted, latent, class_latent)
+    return _Guided(Guided(adapted_energy, logits, label), adapted, label)
+
+
+def _with_kl(guided: _Guided, network: Network, class_posterior: Gaussian) -> _Guided:
+    """With the KL of the last line of eq. 10 as printed."""
+    assert network.latent is not None
+    posterior = class_posterior.detach().gather(guided.label)
+    parts = guided.parts._replace(posterior=posterior, prior=frozen_call(network.latent, guided.feature))
+    return guided._replace(parts=parts)
+
+
+class Inference(NamedTuple):
+    """Test-time inference for a batch."""
 
     probability: Tensor
     """(batch, classes)."""
@@ -145,8 +195,8 @@ def adapt(
     latent: Gaussian | None = None,
     sources: tuple[int, ...] | None = None,
     record: bool = False,
-) -> Answer:
-    """Section 3.3: move each sample toward each source, classify it there, let the sources vote.
+) -> Inference:
+    """Section 3.3: adapt each sample to each source, classify it there, aggregate over the sources.
 
     Args:
         network: trained, in eval mode.
@@ -154,36 +204,81 @@ def adapt(
         keys: (batch,) int64, the samples' own randomness: see `functional.row_keys`.
         settings: test-time settings.
         latent: replaces p(z|x), e.g. by `functional.oracle_latent` in an analysis.
-        sources: the sources that vote; all when None.
+        sources: numbers of the sources to aggregate over; all when None.
         record: keep the trajectory.
     """
     fold, draws = folded(network), max(settings.num_draws, 1)
-    z = keyed_latent(fold, feature, latent, keys, settings)
+    z = draw_latent(fold, feature, latent, keys, settings.num_draws)
     rows = feature if draws == 1 else feature.repeat(draws, 1)
     start = rows.expand(network.sources, -1, -1)
     bias, keys = fold.energy.bias(z), keys if draws == 1 else keys.repeat(draws)
-    before = None
-    if settings.latent == "class" and latent is None and z is not None:
-        z, before = class_latent(fold, start, z, sources)
-        bias = fold.energy.bias(z)
-    stop = None if settings.stop is None else quantile(fold.own_energy, settings.stop)
-    sampler, step, num_steps = settings.sampler, settings.step, settings.num_steps
-    limits: dict[str, Any] = {"record": record, "stop_below": stop, "distilled": fold.distilled}
-    chain = run_chain(sampler, start, fold.energy, bias, step, num_steps, keys, **limits)
-    per_source = fold.classify(chain.feature, z)
-    if settings.blend and num_steps:
-        per_source = per_source.lerp(fold.classify(start, z), settings.blend)
+    chain = run_chain(
+        settings.sampler, start, fold.energy, bias, settings.step, settings.num_steps, keys,
+        record=record, distilled=fold.distilled,
+    )  # fmt: skip
 
     def over_draws(values: Tensor) -> Tensor:
         return values if draws == 1 else values.unflatten(1, (draws, len(feature))).mean(1)
 
-    per_source = over_draws(per_source)
-    before = chain.energy_before if before is None else before
-    energies = over_draws(before), over_draws(chain.energy_before), over_draws(chain.energy_after)
-    return Answer(cast_votes(fold, feature, per_source, energies, settings, sources), per_source, chain)
+    per_source = over_draws(fold.classify(chain.feature, z))
+    energies = over_draws(chain.energy_before), over_draws(chain.energy_after)
+    return Inference(aggregate(fold, feature, per_source, energies, settings, sources), per_source, chain)
+
+
+def draw_latent(
+    fold: Folded, feature: Tensor, latent: Gaussian | None, keys: Tensor, num_draws: int
+) -> Tensor | None:
+    """z of each sample and draw from p(z|x), or its mean without draws: (sources, draws x batch, dim).
+
+    Args:
+        fold: the network.
+        feature: (batch, dim).
+        latent: replaces p(z|x).
+        keys: (batch,), the samples' own randomness.
+        num_draws: 0 for the mean.
+    """
+    if fold.latent is None:
+        return None
+    if latent is None and not num_draws:
+        return fold.prior_mean(feature).expand(len(fold.source_center), -1, -1)
+    mean, std = latent or fold.latent(feature)
+    if num_draws:
+        eps = keyed_normal(keys, -2, mean.shape[-1], mean.dtype, num_draws)
+        mean = (mean.unsqueeze(-3) + std.unsqueeze(-3) * eps).flatten(-3, -2)
+    return mean.expand(len(fold.source_center), -1, -1)
+
+
+def aggregate(
+    fold: Folded,
+    feature: Tensor,
+    per_source: Tensor,
+    energies: tuple[Tensor, Tensor],
+    settings: AdaptSettings,
+    sources: Sequence[int] | None = None,
+) -> Tensor:
+    """Aggregate the sources' probabilities (sources, batch, classes) to (batch, classes).
+
+    Args:
+        fold: the network.
+        feature: (batch, dim), before adaptation.
+        per_source: (sources, batch, classes).
+        energies: (sources, batch) each, before and after the chain.
+        settings: of test time.
+        sources: numbers of the sources to aggregate over; all when None.
+    """
+    name, similarity, zscore = settings.aggregation, energies[0], energies[0]  # for those that read neither
+    if name not in ("mean", "confident", "energy"):
+        similarity = cosine_to_sources(feature, fold.source_center)
+    if name not in ("mean", "confident", "closest", "cosine"):
+        zscore = energy_zscore(energies[0], fold.own_energy)
+    values = [per_source, similarity, zscore]
+    if name == "learned" and settings.source_weights is not None:
+        after = energy_zscore(energies[1], fold.own_energy)
+        values.append(score(evidence(per_source, similarity, zscore, after), settings.source_weights))
+    return AGGREGATIONS[name](*(values if sources is None else only(sources, *values)))
 
 
 def energy_target(weights: EnergyWeights, latent: Tensor | None) -> Target:
-    """E^i(.|z) as something a sampler can walk on; what does not change along the chain is computed here."""
+    """E^i(.|z) as a sampler's target; what does not change along the chain is computed once."""
     bias = latent_bias(weights, latent)
     return Target(lambda x: energy(weights, x, bias), lambda x: energy_and_grad(weights, x, bias))

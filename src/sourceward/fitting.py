@@ -1,6 +1,6 @@
-"""From a dataset to a model folder.
+"""`fit`: from a dataset to a model folder.
 
-    fit("photos/", out="run", target="sketch")                    trains the backbone, then heads and energies
+    fit("photos/", out="run", target="sketch")                    fine-tunes the backbone, then heads and energies
     fit("photos/", out="run", target="sketch", freeze=True)       trains heads and energies on its features
     fit("features.npz", out="run")                                needs no backbone
 
@@ -9,37 +9,39 @@ Run the same call again after a kill, and it goes on to the same bits; after the
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
-from sourceward._util.devices import Processes, choose_device, join_processes
+from sourceward._util.cost import Meter
+from sourceward._util.devices import choose_device, join_processes
 from sourceward._util.errors import InputError
-from sourceward._util.storage import tensor_hash
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.data.corruptions import SMALLEST_SIDE
-from sourceward.data.diagnosis import BROKEN, refuse
-from sourceward.data.features import extract_features
-from sourceward.data.split import split_sources as arrange
-from sourceward.data.transforms import ADAIN
+from sourceward.data.corruptions import EXTRA_CORRUPTIONS
+from sourceward.data.features import corrupted_features, extract_corrupted, extract_features
+from sourceward.data.loading import SourceData, encode, load_sources
+from sourceward.estimator import EnergyAdapter
+from sourceward.fitting_checks import check_settings, configuration_of, make_backbone, select_sources
 from sourceward.model import Model, load
-from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
-from sourceward.training.configuration import AUTO, NONE, FitSettings, has_learned, settings_for
-from sourceward.training.joint import Run
+from sourceward.nn.backbones import Backbone
+from sourceward.nn.projection import Projected
+from sourceward.settings import AUTO
+from sourceward.training.configuration import NONE, FitSettings, is_pretrained, settings_for
+from sourceward.training.finetune import finetune
+from sourceward.training.joint import score_domains, train_joint
 from sourceward.training.presets import PRESETS
-from sourceward.training.run_folder import RunFolder, open_board, software
-from sourceward.training.stage import Job
-from sourceward.training.styles import source_styles
-from sourceward.training.task import Prepared, Task, make_task, prepare
-from sourceward.training.two_stage import Pretend, finish_two_stage
-from sourceward.validation.crossfit import crossfit
-from sourceward.validation.leave_one_domain_out import FEWEST_SOURCES
-from sourceward.validation.views import statistics_layers
+from sourceward.training.run_folder import Context, RunFolder, open_board, software
+from sourceward.validation.crossfit import crossfit_folds, source_statistics
+from sourceward.validation.folds import MIN_SOURCES, Fold, Source
+from sourceward.validation.frozen import FrozenSources, source_amplitudes
+
+FROZEN_TTA = ("fourier",)
+TRAINED_TTA = ("hflip+crop+adain", "rotate", "hflip+crop", "hflip")
+"""Sets of transforms that leave-one-domain-out validation chooses from."""
 
 
 def fit(
@@ -67,9 +69,9 @@ def fit(
         backbone: see `create_backbone`; that of the preset, or `timm:resnet18` and
             `hf:distilbert-base-uncased`, when None. Features need none.
         weights: see `create_backbone`.
-        freeze: never train the backbone; its features are computed once and kept on disk.
-        preset: a name in `PRESETS`, whose settings come before `settings`; where no backbone is trained,
-            those of heads and energies.
+        freeze: do not train the backbone; its features are computed once and cached on disk.
+        preset: a name in `PRESETS`, whose settings come before `settings`; with a frozen backbone, those of
+            heads and energies.
         settings: whole, or only what differs from the defaults.
         device: `cpu`, `cuda` or `auto`.
         seed: of everything random.
@@ -80,7 +82,7 @@ def fit(
     if not 0 <= seed < 2**32:
         raise InputError(f"Expected `seed` to be 0 or more and below 2^32, but got {seed}.")
     processes, place = join_processes(device)
-    sources = _sources(open_dataset(data), target, allow_missing)
+    sources = select_sources(open_dataset(data), target, allow_missing)
     chosen = PRESETS[preset] if preset is not None else None
     raw = sources.kind != "features"
     spec = backbone or (chosen.backbone if chosen and raw else None)
@@ -89,13 +91,11 @@ def fit(
         plan = settings
         plan.refuse_unused(trains)
     else:
-        learned = has_learned(sources.kind, spec, weights)
-        plan = settings_for(trains, chosen.layer(trains) if chosen else None, settings, learned=learned)
-    body = _backbone(sources, spec, weights, plan, trains, seed)
-    _check_shifts(sources, body, plan, trains)
-    _check_crossfit(sources, plan, trains)
-    _check_views(body, plan, trains)
-    configuration = _configuration(sources, body, freeze, plan, seed, processes)
+        pretrained = is_pretrained(sources.kind, spec, weights)
+        plan = settings_for(trains, chosen.layer(trains) if chosen else None, settings, pretrained=pretrained)
+    body = make_backbone(sources, spec, weights, plan, trains, seed)
+    check_settings(sources, body, plan, trains)
+    configuration = configuration_of(sources, body, freeze, plan, seed, processes)
     folder = RunFolder(Path(out), configuration)
     try:
         if folder.open():
@@ -103,145 +103,227 @@ def fit(
                 folder.tidy()
             return load(out, place)
         board = open_board(folder.path) if tensorboard and processes.is_main else None
-        with processes.main_first():
-            styles = source_styles(sources, body, plan, place)
-        job = Job(folder, plan, seed, processes, progress, board, styles)
+        context = Context(folder, plan, seed, processes, place, progress, board)
         info = configuration | {"software": software()}
-        if body is not None and trains and plan.recipe == "two-stage":
-            pretend = _pretend(sources, body, job, place)
-            prepared = prepare(arrange(sources, plan.validation_fraction), body, job, place)
-            return finish_two_stage(prepared, body, job, info, pretend)
-        return Run(make_task(sources, body, freeze, job, place), job).finish(info)
+        return _fit(sources, body, trains, context, info)
     except (OSError, SafetensorError) as error:
         raise InputError(f"Could not write the run to '{out}': {error}. Is the disk full?") from error
+
+
+def _fit(
+    sources: DomainDataset, backbone: Backbone | None, trains: bool, context: Context, info: dict[str, Any]
+) -> Model:
+    """[Fine-tune the backbone], extract features, fit an `EnergyAdapter`, validate, save."""
+    folder, processes = context.folder, context.processes
+    if backbone is not None and trains and context.settings.recipe == "joint":
+        model = _joint(_load(sources, backbone, context), backbone, context, info)
+    elif backbone is not None and trains:
+        start, data = copy.deepcopy(backbone), _load(sources, backbone, context)
+        classifier, tuned = finetune(data, backbone, context, context.settings.finetune)
+        processes.wait()
+        if processes.is_main:
+            tuned_backbone = classifier.backbone.eval().requires_grad_(False)
+            model = _on_trained(sources, data, start, tuned_backbone, context, info, tuned)
+    elif processes.is_main:
+        model = _on_frozen(sources, backbone, context, info)
+    if processes.is_main:
+        model.save(folder.path)
+        folder.tidy()
+    processes.wait()
+    return model if processes.is_main else load(folder.path, context.device)
+
+
+def _load(sources: DomainDataset, backbone: Backbone, context: Context) -> SourceData:
+    """Load the samples; the main process fills the cache first."""
+    settings, streams = context.settings, context.folder.streams()
+    with context.processes.main_first():
+        return load_sources(
+            sources, backbone, context.device, settings.validation_fraction, settings.augmentation,
+            context.progress, streams,
+        )  # fmt: skip
+
+
+def _joint(data: SourceData, backbone: Backbone, context: Context, info: dict[str, Any]) -> Model:
+    """The recipe `joint`: Algorithm 1 trains everything, and nothing is chosen."""
+    network, scores, cost = train_joint(data, backbone, context)
+    settings = context.settings
+    adapter = _estimator(context)
+    adapter.start(data.dataset.domain_names, np.array(data.dataset.classes), backbone.dim)
+    adapter.set_network(network.eval().requires_grad_(False), settings.adapt())
+    network.amplitudes = source_amplitudes(*_training_rows(data.dataset, settings), backbone, context.device)
+    network.feature_statistics = source_statistics(backbone, data.samples, data.train)
+    info["cost"] = {"joint": cost}
+    info["metrics"] = scores | {"seconds": context.seconds()}
+    tta = "" if settings.tta in (AUTO, NONE) else settings.tta
+    return Model(adapter, tta, info)
+
+
+def _on_trained(
+    sources: DomainDataset,
+    data: SourceData,
+    start: Backbone,
+    backbone: Backbone,
+    context: Context,
+    info: dict[str, Any],
+    tuned: dict[str, Any],
+) -> Model:
+    """An `EnergyAdapter` on the features of the fine-tuned backbone, validated by short cross-fits."""
+    settings, labels = context.settings, data.labels.cpu()
+    meter = Meter(context.device)
+    feature = encode(backbone, data.samples, slice(0, len(data.dataset))).cpu()
+    parts = [Source(feature[rows], labels[rows]) for rows in data.train]
+    shifted = None
+    if settings.corrupts(sources.kind, len(parts)):
+        rows = slice(0, data.train[-1].stop)
+        changed = corrupted_features(backbone, data.samples, rows, context.seed).cpu()
+        shifted = changed, labels[rows].repeat(len(EXTRA_CORRUPTIONS))
+    _, rows_of = _training_rows(sources, settings)
+    amplitudes = source_amplitudes(sources, rows_of, backbone, context.device)
+    statistics = source_statistics(backbone, data.samples, data.train)
+    transforms = _candidates(settings, sources, TRAINED_TTA, statistics is not None)
+    folds = None
+    if settings.crossfit and _chooses(settings, transforms) and len(parts) >= MIN_SOURCES:
+        single = [*dict.fromkeys(name for names in transforms for name in names.split("+"))]
+        folds = crossfit_folds(sources, start, context, single, amplitudes)
+    model = _fit_adapter(sources, parts, shifted, context, info, folds, transforms if folds else ())
+    network = model.network
+    network.amplitudes, network.feature_statistics = amplitudes, statistics
+    _attach(network, backbone, context.device)
+    validation = ((n, feature[r], labels[r]) for n, r in zip(data.dataset.domain_names, data.val))
+    scores = _validation_scores(model, validation)
+    info["cost"] = {"finetune": tuned["cost"], "heads": meter.read()}
+    info["metrics"] = scores | {"finetune": tuned["scores"], "seconds": context.seconds()}
+    return model
+
+
+def _on_frozen(
+    sources: DomainDataset, backbone: Backbone | None, context: Context, info: dict[str, Any]
+) -> Model:
+    """An `EnergyAdapter` on features as they are: of a frozen backbone, or given."""
+    settings, meter = context.settings, Meter(context.device)
+    _, rows = _training_rows(sources, settings)
+    validation_rows = _validation_rows(sources, settings)
+    if backbone is not None:
+        backbone = backbone.to(context.device).eval().requires_grad_(False)
+    amplitudes = source_amplitudes(sources, rows, backbone, context.device)
+    frozen = FrozenSources(sources, rows, backbone, context, amplitudes)
+    shifted = None
+    if backbone is not None and settings.corrupts(sources.kind, len(rows)):
+        part = sources.select(np.concatenate(list(rows)))
+        changed = extract_corrupted(part, backbone, context.device, context.seed, context.progress)
+        shifted = torch.from_numpy(changed), torch.from_numpy(part.labels).repeat(len(EXTRA_CORRUPTIONS))
+    transforms = _candidates(settings, sources, FROZEN_TTA, False)
+    folds = frozen.folds(transforms) if _chooses(settings, transforms) else None
+    model = _fit_adapter(sources, frozen.sources(), shifted, context, info, folds, transforms)
+    model.network.amplitudes = amplitudes
+    if backbone is not None:
+        _attach(model.network, backbone, context.device)
+    names, feature, label = sources.domain_names, frozen.feature, frozen.label
+    scores = _validation_scores(model, ((n, feature[r], label[r]) for n, r in zip(names, validation_rows)))
+    info["cost"] = {"heads": meter.read()}
+    info["metrics"] = scores | {"seconds": context.seconds()}
+    return model
+
+
+def _fit_adapter(
+    sources: DomainDataset,
+    parts: Sequence[Source],
+    shifted: tuple[Tensor, Tensor] | None,
+    context: Context,
+    info: dict[str, Any],
+    folds: Any,
+    transforms: Sequence[str],
+) -> Model:
+    """Fit and validate the estimator; the model without its backbone."""
+    settings, checkpoint = context.settings, context.folder.heads
+    known = torch.cat([part.label for part in parts]).unique()  # a class may have no training sample
+    number = torch.full((len(sources.classes),), -1).scatter(0, known, torch.arange(len(known)))
+    parts = [part._replace(label=number[part.label]) for part in parts]
+    if shifted is not None:
+        shifted = shifted[0], number[shifted[1]]
+    folds = None if folds is None else (_renumbered(fold, number) for fold in folds)
+    classes = np.array([sources.classes[code] for code in known.tolist()])
+    adapter = _estimator(context, checkpoint)
+    if settings.num_steps == AUTO and folds is None:  # nothing to validate on
+        folds = iter(())
+    adapter.fit_sources(parts, sources.domain_names, classes, shifted, folds=folds, tta=tuple(transforms))
+    tta = adapter.tta_ if settings.tta == AUTO else ("" if settings.tta == NONE else settings.tta)
+    gain = adapter.expected_gain_
+    info["expected_gain"] = None if gain is None else gain.to_dict()
+    return Model(adapter, tta, info)
+
+
+def _renumbered(fold: Fold, number: Tensor) -> Fold:
+    train = [source._replace(label=number[source.label]) for source in fold.train]
+    return fold._replace(train=train, label=number[fold.label])
+
+
+def _estimator(context: Context, checkpoint: Path | None = None) -> EnergyAdapter:
+    settings: FitSettings = context.settings
+    adapter = EnergyAdapter(
+        **settings.estimator(),
+        checkpoint=checkpoint,
+        device=settings.heads_device or str(context.device),
+        random_state=context.seed,
+        verbose=context.progress,
+    )
+    adapter._log = context.log("heads")
+    return adapter
+
+
+def _attach(network: Any, backbone: Backbone, device: torch.device) -> None:
+    """Put the backbone before the network's projection."""
+    projection = network.backbone
+    if isinstance(projection, Projected):
+        network.backbone = Projected(backbone, projection.projection)
+    else:
+        network.backbone = backbone
+    network.to(device).eval().requires_grad_(False)
+
+
+def _candidates(
+    settings: FitSettings, sources: DomainDataset, sets: Sequence[str], has_statistics: bool
+) -> tuple[str, ...]:
+    """Sets of transforms to choose from; none where transforms are given or the data is no images."""
+    if settings.tta != AUTO or sources.kind != "image" or len(sources.domain_names) < MIN_SOURCES:
+        return ()
+    usable = (names if has_statistics else names.replace("+adain", "") for names in sets)
+    return tuple(dict.fromkeys(usable))
+
+
+def _chooses(settings: FitSettings, transforms: Sequence[str]) -> bool:
+    return settings.num_steps == AUTO or settings.aggregation == "learned" or bool(transforms)
+
+
+def _training_rows(sources: DomainDataset, settings: FitSettings) -> tuple[DomainDataset, list[np.ndarray]]:
+    """The sources, and the rows of each to train on, in the order of the data."""
+    return sources, _by_domain(sources, sources.train_val_indices(settings.validation_fraction)[0])
+
+
+def _validation_rows(sources: DomainDataset, settings: FitSettings) -> list[np.ndarray]:
+    return _by_domain(sources, sources.train_val_indices(settings.validation_fraction)[1])
+
+
+def _by_domain(sources: DomainDataset, rows: np.ndarray) -> list[np.ndarray]:
+    return [rows[sources.domains[rows] == code] for code in range(len(sources.domain_names))]
+
+
+def _validation_scores(model: Model, parts: Any) -> dict[str, Any]:
+    """Accuracy of the finished heads on source validation, with and without Langevin steps."""
+    adapter, device = model.adapter, model.device
+    number = {name: place for place, name in enumerate(model.classes)}
+    codes = model.info["data"]["classes"]
+    place = torch.tensor([number.get(name, -1) for name in codes])
+    scaled = ((n, adapter.rescale(x), place[y].to(device)) for n, x, y in parts)
+    with torch.no_grad():
+        scores = score_domains(model.network, scaled, model.settings)
+    return scores | {"iteration": adapter.n_iter_, "last_iteration": adapter.n_iter_}
 
 
 def keep_features(
     dataset: DomainDataset, backbone: Any, weights: Any, plan: FitSettings, device: str
 ) -> None:
-    """Compute and keep on disk what `fit(freeze=True)` will ask for, of every domain."""
-    body = _backbone(dataset, backbone, weights, plan, False, 0)
+    """Compute and cache the features of every domain that `fit(freeze=True)` will read."""
+    body = make_backbone(dataset, backbone, weights, plan, False, 0)
     if body is not None:
         extract_features(dataset, body, choose_device(device))
-
-
-def _sources(dataset: DomainDataset, target: str | Sequence[str], allow_missing: bool) -> DomainDataset:
-    """The domains to train on, or why they cannot be."""
-    left_out = ((target,) if isinstance(target, str) else tuple(target)) or dataset.targets
-    sources = dataset.without(left_out) if left_out else dataset
-    broken = tuple(p for p in sources.problems if p.kind in BROKEN)
-    refusals = refuse(sources, broken, allow_missing)
-    if refusals:
-        raise InputError(f"{refusals[0].reason} {refusals[0].fix}")
-    return sources
-
-
-def _backbone(
-    sources: DomainDataset, spec: Any, weights: Any, settings: FitSettings, trains: bool, seed: int
-) -> Backbone | None:
-    if sources.kind == "features":
-        if spec is not None:
-            raise InputError(f"Features need no backbone, but {spec!r} was given. Leave it out.")
-        return None
-    spec = spec or ("timm:resnet18" if sources.kind == "image" else "hf:distilbert-base-uncased")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # of weights that start at random
-        options = {"image_size": settings.image_size, "max_length": settings.max_length}
-        backbone = create_backbone(spec, weights=weights, **options)  # type: ignore[arg-type]
-    held = (settings.finetune if settings.recipe == "two-stage" else settings).freeze_batchnorm
-    crop = settings.crop_fraction
-    if isinstance(backbone.preprocessing, ImagePreprocessing) and crop is not None:
-        backbone.preprocessing = replace(backbone.preprocessing, crop_fraction=crop)
-    return backbone.freeze_batchnorm(not trains or held)
-
-
-def _check_shifts(
-    sources: DomainDataset, backbone: Backbone | None, settings: FitSettings, trains: bool
-) -> None:
-    """Refuse before the work what a lone source cannot practise on."""
-    if backbone is None or not settings.corrupts(sources.kind, len(sources.domain_names)):
-        return
-    if trains and settings.recipe == "joint":
-        raise InputError(
-            "With one source, the recipe 'joint' practises on noise only: set `shifts=noise`, or leave "
-            "`recipe=two-stage`."
-        )
-    size = getattr(backbone.preprocessing, "size", (SMALLEST_SIDE, SMALLEST_SIDE))
-    if min(size) < SMALLEST_SIDE:
-        raise InputError(
-            f"Images of {min(size)} pixels are too small to corrupt, which one source practises on: set "
-            f"`image_size={SMALLEST_SIDE}` or more, or `shifts=noise`."
-        )
-
-
-def _check_crossfit(sources: DomainDataset, settings: FitSettings, trains: bool) -> None:
-    """Refuse before the work what cross-fitting has no part in."""
-    few = len(sources.domain_names) < FEWEST_SOURCES
-    needs = (
-        ("a backbone that is trained in two stages", not trains or settings.recipe != "two-stage"),
-        ("`num_steps=auto`", settings.num_steps != "auto"),
-        (f"{FEWEST_SOURCES} or more sources", few),
-    )
-    for need, missing in needs:
-        if settings.crossfit and missing:
-            raise InputError(f"Expected {need} for `crossfit=true`, but there is none here. Leave it out.")
-
-
-def _check_views(backbone: Backbone | None, settings: FitSettings, trains: bool) -> None:
-    """Refuse before the work what the finished model could not be asked."""
-    if settings.views in (AUTO, NONE):
-        return
-    if backbone is None or backbone.kind != "image":
-        raise InputError("`views` are looks at an image, and there are none here: leave it out.")
-    if ADAIN in settings.views and not (trains and settings.recipe == "two-stage"):
-        raise InputError(
-            "`views=feature_statistics` belongs to a backbone that is trained in two stages: leave it out."
-        )
-    if ADAIN in settings.views and not statistics_layers(backbone.eval()):
-        raise InputError(
-            f"{backbone.spec} has no early maps, and so no `feature_statistics`: name other views."
-        )
-
-
-def _pretend(sources: DomainDataset, backbone: Backbone, job: Job, device: torch.device) -> Pretend | None:
-    """Cross-fitting, where it is asked for and there is something to tune."""
-    settings = job.settings
-    if not settings.crossfit:
-        return None
-
-    def arranged(part: DomainDataset, backbone: Backbone, own: Job) -> Prepared:
-        return prepare(arrange(part, settings.validation_fraction), backbone, own, device)
-
-    return partial(crossfit, sources, copy.deepcopy(backbone), job, arranged)
-
-
-def _configuration(
-    sources: DomainDataset,
-    backbone: Backbone | None,
-    freeze: bool,
-    settings: FitSettings,
-    seed: int,
-    processes: Processes,
-) -> dict[str, Any]:
-    """Everything the result depends on; two runs with the same one are the same run."""
-    return {
-        "data": {
-            "name": Path(sources.name).name,
-            "fingerprint": sources.fingerprint(),
-            "sources": list(sources.domain_names),
-            "classes": list(sources.classes),
-            "samples": len(sources),
-        },
-        "training": {
-            "backbone": None if backbone is None else backbone.spec,
-            "preprocessing": None if backbone is None else backbone.preprocessing.to_dict(),
-            "weights": None if backbone is None else tensor_hash(backbone.state_dict()),
-            "freeze": freeze,
-            "seed": seed,
-            "processes": processes.count,
-            "settings": settings.to_dict(),
-        },
-    }
-
-
-__all__ = ["FitSettings", "Prepared", "Task", "fit"]

@@ -1,6 +1,10 @@
-"""Every setting of training and of test time, as plain frozen dataclasses that refuse what makes no sense."""
+"""Every setting of training and of test time, with its default: the one home of both.
 
-from dataclasses import dataclass, field, replace
+`EnergyAdapter`, `create_adapter("ebtsa")`, `fit` and the command line take their defaults from here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -9,7 +13,194 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.functional import AGGREGATIONS, Coefficients
-from sourceward.samplers import ACCEPT_RULES, SAMPLERS, StepSettings
+from sourceward.samplers import SAMPLERS, StepSettings
+
+AUTO = "auto"
+"""Let leave-one-domain-out validation choose."""
+
+SCHEDULES = ("cosine", "step", "constant")
+SUPERVISE = ("all", "last")
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """The optimisation around an objective.
+
+    Args:
+        max_iter: iterations.
+        batch_size: samples of each source per iteration.
+        learning_rate: of latent network and head.
+        energy_learning_rate: of the energies.
+        backbone_learning_rate: of the backbone, when it is trained.
+        weight_decay: decoupled (AdamW); the released code's value.
+        schedule: `cosine` to 0, `step` (x 0.1 at 60 %, the released code) or `constant`.
+        average: decay of the exponential moving average of all trained weights; 0 keeps the last iterate, 1
+            is the plain mean of all iterates from the hundredth on (Arpit et al., NeurIPS 2022).
+        freeze_batchnorm: keep the backbone's batch norm statistics fixed, so that results do not depend on
+            the composition of a batch.
+    """
+
+    max_iter: int = 300
+    batch_size: int = 128
+    learning_rate: float = 3e-3
+    energy_learning_rate: float = 1e-3
+    backbone_learning_rate: float = 1e-5
+    weight_decay: float = 5e-4
+    schedule: str = "cosine"
+    average: float = 0.98
+    freeze_batchnorm: bool = True
+
+    def __post_init__(self) -> None:
+        _whole(self, 1, "max_iter", "batch_size")
+        _not_negative(self, "learning_rate", "energy_learning_rate", "backbone_learning_rate", "weight_decay")
+        _one_of(self, "schedule", SCHEDULES)
+        _share(self, "average")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How heads and energies are trained, beside what `EnergyAdapter` takes itself.
+
+    Args:
+        num_steps: length of the training chains.
+        step_size: of the training chains.
+        chains: chains per source and iteration; as many as the batch has rows when None.
+        replay_share: share of chain starts taken from the replay buffer (the paper's half).
+        guide_weight: weight of the last line of eq. 10, which trains the chain to keep labels.
+        guide_kl_weight: weight of the KL in that line: 1 in eq. 10 as printed, 0 in the released code.
+        supervise: which steps of a chain that line supervises: `all` (released code) or the `last` (eq. 10).
+        supervised_steps: of all steps, this many at equal distances, the first at random: the same gradient
+            on average, at a fraction of the cost; all of them when None.
+        posterior_chain: also run chains whose z is the posterior of the sample's class (released code).
+        pooled_weight: weight of the classifier that a pooled head shares among the sources.
+        feature_noise: std of the noise added to features in training, in units of their root mean square.
+        shift_noise: std of the noise that makes the negatives of a single source out of its own features.
+        input_noise: std of the noise on a single source's inputs that makes more negatives; 0 for none.
+        weight_decay: of all weights.
+        schedule: of the learning rates: `cosine`, `step` or `constant`.
+        average: decay of the moving average of the weights.
+        distilled_steps: length of the chains that the distilled one-step sampler learns from.
+        components: principal components to keep of wider features; all when None.
+    """
+
+    num_steps: int = 20
+    step_size: float = StepSettings.step_size
+    chains: int | None = 32
+    replay_share: float = 0.5
+    guide_weight: float = 1.0
+    guide_kl_weight: float = 0.0
+    supervise: str = "all"
+    supervised_steps: int | None = 4
+    posterior_chain: bool = False
+    pooled_weight: float = 0.3
+    feature_noise: float = 0.7
+    shift_noise: float = 1.0
+    input_noise: float = 0.0
+    weight_decay: float = LoopSettings.weight_decay
+    schedule: str = LoopSettings.schedule
+    average: float = LoopSettings.average
+    distilled_steps: int = 50
+    components: int | None = 256
+
+    def __post_init__(self) -> None:
+        given = [
+            name for name in ("chains", "supervised_steps", "components") if getattr(self, name) is not None
+        ]
+        _whole(self, 1, "num_steps", "distilled_steps", *given, of="training ")
+        _not_negative(self, "step_size", "guide_weight", "guide_kl_weight", "pooled_weight", "weight_decay")
+        _not_negative(self, "feature_noise", "shift_noise", "input_noise")
+        _share(self, "replay_share", "average")
+        _one_of(self, "supervise", SUPERVISE)
+        _one_of(self, "schedule", SCHEDULES)
+
+    @classmethod
+    def of(cls, given: "TrainSettings | Mapping[str, Any] | None") -> "TrainSettings":
+        """The settings themselves, or the defaults with the values of a mapping.
+
+        >>> TrainSettings.of({"chains": 8}).chains, TrainSettings.of(None).chains
+        (8, 32)
+        """
+        if isinstance(given, TrainSettings):
+            return given
+        if given is not None and not isinstance(given, Mapping):
+            raise InputError(f"Expected `train` to be TrainSettings or a dictionary, but got {given!r}.")
+        known = [field.name for field in fields(cls)]
+        for name in given or {}:
+            if name not in known:
+                raise unknown_name("training setting", name, known)
+        return cls(**(given or {}))
+
+    @property
+    def step(self) -> StepSettings:
+        """Settings of one step of a training chain."""
+        return StepSettings(self.step_size)
+
+    def coefficients(self, kl_weight: float) -> Coefficients:
+        """Weights of the terms of eq. 10."""
+        guide = self.guide_weight
+        return Coefficients(
+            kl=kl_weight, guide_energy=guide, guide_label=guide, guide_kl=self.guide_kl_weight
+        )
+
+    def supervised(self, steps: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Those of a chain's steps (steps, ...) that the last line of eq. 10 supervises."""
+        if self.supervise == "last":
+            return steps[-1:]
+        stride = max(len(steps) // (self.supervised_steps or len(steps)), 1)
+        if stride == 1:
+            return steps
+        first = torch.randint(stride, (1,), generator=generator, device=steps.device)
+        return steps[first + stride * torch.arange(len(steps) // stride, device=steps.device)]
+
+
+@dataclass(frozen=True)
+class AdaptSettings:
+    """Test time.
+
+    Args:
+        num_steps: length of the chain; with 0 steps the energies still weight the sources' predictions.
+            `off` is no adaptation at all.
+        step: settings of each step.
+        sampler: a name in `SAMPLERS`.
+        aggregation: a name in `AGGREGATIONS`.
+        num_draws: draws of z to average over; 0 uses the mean of p(z|x) alone.
+        seed: of the draws and the noise; each sample has its own stream.
+        source_weights: what each piece of evidence adds to a source's weight, for aggregation `learned`: see
+            `functional.source_weights`.
+    """
+
+    num_steps: int = 5
+    step: StepSettings = field(default_factory=StepSettings)
+    sampler: str = "langevin"
+    aggregation: str = "energy"
+    num_draws: int = 0
+    seed: int = 0
+    source_weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _whole(self, 0, "num_steps", "num_draws")
+        SAMPLERS[self.sampler], AGGREGATIONS[self.aggregation]
+        if self.source_weights is not None:  # a list, where it comes from JSON
+            object.__setattr__(self, "source_weights", tuple(self.source_weights))
+
+    @property
+    def is_off(self) -> bool:
+        """Whether this is no adaptation: no steps, and energies that weight nothing."""
+        return self == self.off()
+
+    def off(self) -> "AdaptSettings":
+        """No adaptation, the control of every comparison: no steps, and energies weight nothing."""
+        aggregation = "mean" if self.aggregation in ("energy", "learned") else self.aggregation
+        return replace(self, num_steps=0, aggregation=aggregation)
+
+    def before_learning(self) -> "AdaptSettings":
+        """The same for a network without a distilled sampler and without learned source weights."""
+        sampler = "langevin" if self.sampler == "distilled" else self.sampler
+        return replace(self.by_energy(), sampler=sampler)
+
+    def by_energy(self) -> "AdaptSettings":
+        """Weights by energy in place of learned ones."""
+        return replace(self, aggregation="energy") if self.aggregation == "learned" else self
 
 
 def _whole(settings: Any, least: int, *names: str, of: str = "") -> None:
@@ -44,174 +235,3 @@ def _one_of(settings: Any, name: str, known: tuple[str, ...]) -> None:
     """Refuse what is none of the names."""
     if getattr(settings, name) not in known:
         raise unknown_name(name, getattr(settings, name), known)
-
-
-OBJECTIVES = ("contrast", "dsm")
-LATENTS = ("prior", "class")
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """How the objective is formed.
-
-    Args:
-        num_steps: length of the chains.
-        step: settings of each step.
-        coefficients: weights of the terms of eq. 10.
-        chains: chains per source and iteration; as many as the batch has rows when None.
-        replay_share: share of chain starts taken from the replay buffer (the paper's half).
-        guide: supervise steps all along a chain (`all`, released code) or the `last` one (eq. 10 as printed).
-        guided_steps: of those along the chain, this many at equal distances, the first at random: the same
-            gradient on average, at a fraction of the cost; all of them when None.
-        posterior_chain: also run chains whose z is the posterior of the sample's class (released code).
-        pooled: weight of the pooled classification term of a head that has one.
-        feature_noise: std of the noise added to features in training, where a feature's elements have
-            root mean square 1.
-        shift_noise: std of the noise that makes a lone source's negatives out of its own features.
-        input_noise: std of the noise on a lone source's inputs, as the backbone takes them, that makes more
-            negatives; 0 for none.
-        objective: what the energy's second line is: `contrast` (eq. 10) or `dsm`, denoising score matching.
-    """
-
-    num_steps: int = 20
-    step: StepSettings = field(default_factory=StepSettings)
-    coefficients: Coefficients = field(default_factory=Coefficients)
-    chains: int | None = None
-    replay_share: float = 0.5
-    guide: str = "all"
-    guided_steps: int | None = 4
-    posterior_chain: bool = False
-    pooled: float = 0.3
-    feature_noise: float = 0.0
-    shift_noise: float = 1.0
-    input_noise: float = 0.0
-    objective: str = "contrast"
-
-    def __post_init__(self) -> None:
-        given = [name for name in ("chains", "guided_steps") if getattr(self, name) is not None]
-        _whole(self, 1, "num_steps", *given, of="training ")
-        _not_negative(self.coefficients, *Coefficients.__dataclass_fields__)
-        _not_negative(self, "replay_share", "pooled", "feature_noise", "shift_noise", "input_noise")
-        if self.guide not in ("all", "last"):
-            raise InputError(f"Expected `guide` to be 'all' or 'last', but got {self.guide!r}.")
-        _one_of(self, "objective", OBJECTIVES)
-
-    def supervised(self, steps: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Those of a chain's steps (steps, ...) that are guided."""
-        if self.guide == "last":
-            return steps[-1:]
-        stride = max(len(steps) // (self.guided_steps or len(steps)), 1)
-        if stride == 1:
-            return steps
-        first = torch.randint(stride, (1,), generator=generator, device=steps.device)
-        return steps[first + stride * torch.arange(len(steps) // stride, device=steps.device)]
-
-
-@dataclass(frozen=True)
-class AdaptSettings:
-    """Test time.
-
-    Args:
-        num_steps: length of the chain; 0 moves nothing. `off` is no adaptation at all.
-        step: settings of each step.
-        sampler: a name in `SAMPLERS`.
-        aggregation: a name in `AGGREGATIONS`.
-        num_draws: draws of z to average over; 0 uses the mean of p(z|x) alone.
-        seed: of the draws and the noise; each sample has its own stream.
-        stop: a chain stops once its energy is at this quantile of the source's own samples; never when None.
-        blend: weight of the unmoved sample's answer in the vote, from 0 to 1.
-        top: only so many sources vote, those whose energy the sample surprises least; all when None.
-        latent: z of a sample: the `prior` p(z|x), or the posterior of the `class` that the unmoved sample's
-            vote names.
-        source_weights: what a source's vote gains by each piece of evidence, for aggregation `learned`: see
-            `functional.source_weights`.
-    """
-
-    num_steps: int = 20
-    step: StepSettings = field(default_factory=StepSettings)
-    sampler: str = "langevin"
-    aggregation: str = "mean"
-    num_draws: int = 0
-    seed: int = 0
-    stop: float | None = None
-    blend: float = 0.0
-    top: int | None = None
-    latent: str = "prior"
-    source_weights: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        _whole(self, 0, "num_steps", "num_draws")
-        _whole(self, 1, *([] if self.top is None else ["top"]))
-        _share(self, "blend", *([] if self.stop is None else ["stop"]))
-        _one_of(self, "latent", LATENTS)
-        if self.source_weights is not None:
-            object.__setattr__(
-                self, "source_weights", tuple(self.source_weights)
-            )  # a list, where it comes from JSON
-
-    def off(self) -> "AdaptSettings":
-        """No adaptation, the control of every comparison: nothing moves, and energies have no say."""
-        aggregation = "mean" if self.aggregation in ("energy", "learned") else self.aggregation
-        return replace(
-            self, num_steps=0, aggregation=aggregation, stop=None, blend=0.0, top=None, latent="prior"
-        )
-
-    def untaught(self) -> "AdaptSettings":
-        """As far as a network goes that has no distilled yet and has not learned whom to source_weights."""
-        sampler = "langevin" if self.sampler == "distilled" else self.sampler
-        return replace(self.untaught_votes(), sampler=sampler)
-
-    def untaught_votes(self) -> "AdaptSettings":
-        """As far as it goes before it has learned whom to source_weights."""
-        return replace(self, aggregation="energy") if self.aggregation == "learned" else self
-
-    def check(self) -> None:
-        """Look every name up now, so that a wrong one is refused before the work."""
-        SAMPLERS[self.sampler], ACCEPT_RULES[self.step.accept], AGGREGATIONS[self.aggregation]
-        if self.step.accept == "metropolis" and self.sampler != "textbook":
-            raise InputError(
-                f"Accept rule 'metropolis' needs the sampler 'textbook', but got {self.sampler!r}."
-            )
-        if self.aggregation == "learned" and self.top is not None:
-            raise InputError(
-                "Learned votes are learned of all sources: leave `top` out, or vote by 'energy'."
-            )
-
-
-@dataclass(frozen=True)
-class LoopSettings:
-    """The optimisation around the objective.
-
-    Args:
-        max_iter: iterations.
-        batch_size: samples of each source per iteration.
-        learning_rate: of latent network and head.
-        energy_learning_rate: of the energies.
-        backbone_rate: of the backbone, when there is one.
-        weight_decay: decoupled (AdamW); the released code's value.
-        schedule: `cosine` to 0, `step` (x 0.1 at 60 %, the released code) or `constant`.
-        average: decay of the exponential moving average of everything learned; 0 keeps the last iterate, 1
-            is the plain mean of all iterates from the hundredth on (Arpit et al., NeurIPS 2022).
-        freeze_batchnorm: hold the backbone's batch norm statistics, so that results do not depend on
-            batch make-up.
-    """
-
-    max_iter: int = 300
-    batch_size: int = 128
-    learning_rate: float = 3e-3
-    energy_learning_rate: float = 1e-3
-    backbone_rate: float = 1e-5
-    weight_decay: float = 5e-4
-    schedule: str = "cosine"
-    average: float = 0.98
-    freeze_batchnorm: bool = True
-
-    def __post_init__(self) -> None:
-        _whole(self, 1, "max_iter", "batch_size")
-        _not_negative(self, "learning_rate", "energy_learning_rate", "backbone_rate", "weight_decay")
-        if self.schedule not in ("cosine", "step", "constant"):
-            raise InputError(
-                f"Expected `schedule` to be 'cosine', 'step' or 'constant', but got {self.schedule!r}."
-            )
-        if not isinstance(self.average, Real) or not 0 <= float(self.average) <= 1:
-            raise InputError(f"Expected `average` to be in [0, 1], but got {self.average}.")

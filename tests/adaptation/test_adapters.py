@@ -1,4 +1,4 @@
-"""One contract for every registered adapter, then the statuses of the paper's."""
+"""One contract for every registered adapter, parametrised over the registry."""
 
 from dataclasses import replace
 
@@ -11,17 +11,13 @@ from sourceward._util.storage import tensor_hash
 from sourceward.adaptation import (
     ADAPTERS,
     STATUS_TEXT,
-    EnergyAdaptation,
     Unsuitable,
     adapter_traits,
-    measure_cost,
 )
-from sourceward.adaptation.baselines.peer import Peer
+from sourceward.adaptation.baselines.base import Baseline
 from sourceward.nn import HEADS, Network
 from sourceward.nn.backbones import create_backbone
 from sourceward.nn.backbones.backbone import ROTATION
-from sourceward.samplers import StepSettings
-from sourceward.settings import AdaptSettings
 from tests.helpers import make_generator
 
 SOURCES, CLASSES, DIM = 3, 4, 6
@@ -42,7 +38,7 @@ def make_rows(rows: int = 20) -> torch.Tensor:
 
 
 def make_image_network(head: str = "prototype") -> Network:
-    """With a small convolutional backbone and its batch norm."""
+    """Make a network with a small convolutional backbone that has batch norm."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         backbone = create_backbone("tiny:conv", image_size=16)
@@ -64,33 +60,28 @@ def make_images(rows: int = 20) -> torch.Tensor:
 
 
 def quick(name: str, **options):
-    """With options that keep a test short, and steps that are large enough to see."""
+    """Create an adapter with options that keep a test short and updates large enough to measure."""
     kind = ADAPTERS[name]
-    wanted = {"batch_size": 4, "views": 2, "copies": 3, "num_steps": 2, "rate": 1e-2, **options}
-    if issubclass(kind, Peer):
+    wanted = {"batch_size": 4, "num_copies": 3, "num_steps": 2, "learning_rate": 1e-2, **options}
+    if issubclass(kind, Baseline):
         options = {k: v for k, v in wanted.items() if k in kind.__dataclass_fields__}
     return create_adapter(name, **options)
 
 
 def ready(adapter, head: str = "prototype", rows: int = 9):
-    """A network the adapter can serve, and rows for it."""
+    """Make a network that the adapter suits, and inputs for it."""
     if adapter.reads == "inputs":
         return make_image_network(head), make_images(rows)
     return make_network(head), make_rows(rows)
 
 
-def settings(**options) -> AdaptSettings:
-    step = {k: options.pop(k) for k in ("step_size", "noise_std", "accept") if k in options}
-    return AdaptSettings(**{"num_steps": 3, **options}, step=StepSettings(**step))
-
-
-PEERS = [name for name in list_adapters() if issubclass(ADAPTERS[name], Peer)]
+BASELINES = [name for name in list_adapters() if issubclass(ADAPTERS[name], Baseline)]
 every = pytest.mark.parametrize("name", list_adapters())
-every_peer = pytest.mark.parametrize("name", PEERS)
-OURS = [name for name in list_adapters() if name not in PEERS]
+every_baseline = pytest.mark.parametrize("name", BASELINES)
+OURS = [name for name in list_adapters() if name not in BASELINES]
 CASES = [(name, head, rows) for name in OURS for head in HEADS for rows in (0, 1, 20, 600)]
-CASES += [(name, head, 9) for name in PEERS for head in HEADS]
-CASES += [(name, "prototype", rows) for name in PEERS for rows in (0, 1)]
+CASES += [(name, head, 9) for name in BASELINES for head in HEADS]
+CASES += [(name, "prototype", rows) for name in BASELINES for rows in (0, 1)]
 
 
 @pytest.mark.parametrize(("name", "head", "rows"), CASES)
@@ -118,7 +109,7 @@ def test_shapes_and_values(name, head, rows):
 
 
 @every
-def test_traits_say_what_a_deployment_pays(name):
+def test_traits_are_declared(name):
     traits = adapter_traits(name)
     for flag in ("changes_weights", "keeps_state", "needs_batch"):
         assert isinstance(getattr(traits, flag), bool)
@@ -128,7 +119,7 @@ def test_traits_say_what_a_deployment_pays(name):
 
 
 @every
-def test_the_network_and_the_rows_stay_as_they_were(name):
+def test_adapting_changes_neither_the_network_nor_the_inputs(name):
     adapter = quick(name)
     network, inputs = ready(adapter)
     before = tensor_hash(network.state_dict())
@@ -141,8 +132,8 @@ def test_the_network_and_the_rows_stay_as_they_were(name):
 
 
 @every
-def test_a_call_is_a_stream_of_its_own(name):
-    """What one call learned is forgotten before the next: the second answer is the first."""
+def test_no_state_survives_a_call(name):
+    """The same inputs get the same result after another call in between."""
     adapter = quick(name)
     network, inputs = ready(adapter)
     first = adapter(network, inputs)
@@ -153,15 +144,14 @@ def test_a_call_is_a_stream_of_its_own(name):
 
 
 @every
-def test_the_traits_are_true(name):
-    """An answer depends on earlier rows exactly when state is kept, and on its neighbours exactly when a
-    batch is needed."""
+def test_traits_describe_the_behaviour(name):
+    """Predictions depend on earlier rows exactly where state is kept, on their batch where one is needed."""
     adapter = quick(name)
     network, inputs = ready(adapter, rows=12)
     whole = adapter(network, inputs).probabilities
     if adapter.keeps_state or adapter.needs_batch:
         others = adapter(network, torch.cat([-2 * inputs[:8], inputs[8:]])).probabilities
-        # Batches are of 4: rows 8 to 11 share theirs with nobody else.
+        # Batches have 4 rows: rows 8 to 11 are a batch of their own.
         assert np.allclose(whole[8:], others[8:], atol=1e-7) != adapter.keeps_state
     if adapter.needs_batch:
         neighbours = adapter(network, torch.cat([inputs[:1], -2 * inputs[1:4]])).probabilities
@@ -172,8 +162,8 @@ def test_the_traits_are_true(name):
         np.testing.assert_allclose(np.concatenate(alone), whole, atol=1e-6)
 
 
-@every_peer
-def test_a_stream_comes_in_any_pieces(name):
+@every_baseline
+def test_a_stream_may_be_split_anywhere(name):
     adapter = quick(name)
     network, inputs = ready(adapter, rows=10)
     whole = adapter(network, inputs).probabilities
@@ -182,37 +172,26 @@ def test_a_stream_comes_in_any_pieces(name):
 
 
 @pytest.mark.parametrize("head", ["pooled", "concat"])
-@pytest.mark.parametrize("name", [name for name in PEERS if hasattr(ADAPTERS[name], "rate")])
-def test_without_an_update_a_peer_is_no_adaptation(name, head):
-    adapter = quick(name, rate=0.0)
+@pytest.mark.parametrize("name", [name for name in BASELINES if hasattr(ADAPTERS[name], "learning_rate")])
+def test_without_an_update_a_baseline_equals_no_adaptation(name, head):
+    adapter = quick(name, learning_rate=0.0)
     network, inputs = ready(adapter, head)
     features = inputs if adapter.reads == "features" else network.features(inputs)
     expected = create_adapter("none")(network, features)
-    if adapter.reads == "inputs" and name not in ("memo", "ttt"):  # these take the batch's own statistics
+    if adapter.reads == "inputs" and name not in ("memo", "ttt"):  # the others use batch statistics
         expected = create_adapter("batchnorm", batch_size=4)(network, inputs)
     adapted = adapter(network, inputs)
     np.testing.assert_allclose(adapted.probabilities, expected.probabilities, atol=1e-5)
     np.testing.assert_allclose(adapted.per_source, expected.per_source, atol=1e-5)
-    still = replace(adapter, rate=1.0, steps=0)(network, inputs)
-    np.testing.assert_allclose(still.probabilities, expected.probabilities, atol=1e-5)
-    assert set(still.status) == {"not_adapted"}
+    no_updates = replace(adapter, learning_rate=1.0, num_updates=0)(network, inputs)
+    np.testing.assert_allclose(no_updates.probabilities, expected.probabilities, atol=1e-5)
+    assert set(no_updates.status) == {"not_adapted"}
 
 
-@pytest.mark.parametrize("name", [name for name in PEERS if adapter_traits(name).reads == "inputs"])
-def test_an_adapter_of_inputs_refuses_a_model_of_features(name):
+@pytest.mark.parametrize("name", [name for name in BASELINES if adapter_traits(name).reads == "inputs"])
+def test_methods_that_adapt_a_backbone_refuse_a_model_of_features(name):
     with pytest.raises(Unsuitable, match="reads features"):
         quick(name)(make_network(), make_rows())
-
-
-@every
-def test_cost_per_sample(name):
-    adapter = quick(name)
-    network, inputs = ready(adapter, rows=8)
-    inputs = inputs if adapter.reads == "inputs" else network.raw(inputs)
-    cost = measure_cost(adapter, network, inputs)
-    assert cost.total > cost.backbone >= 0
-    assert (cost.backbone > 0) == (adapter.reads == "inputs")
-    assert cost.adaptation == pytest.approx(cost.total - cost.backbone)
 
 
 def test_options_are_refused_by_name_and_by_value():
@@ -220,13 +199,13 @@ def test_options_are_refused_by_name_and_by_value():
         create_adapter("tent", batchsize=3)
     with pytest.raises(InputError, match="`batch_size` to be 1 or more, but got 0"):
         create_adapter("tent", batch_size=0)
-    with pytest.raises(InputError, match="`rate` to be 0 or more, but got nan"):
-        create_adapter("tent_features", rate=float("nan"))
+    with pytest.raises(InputError, match="`learning_rate` to be 0 or more, but got nan"):
+        create_adapter("tent_features", learning_rate=float("nan"))
 
 
-def test_a_peer_that_breaks_gives_the_unadapted_answer():
+def test_rows_that_are_not_finite_get_the_unadapted_prediction():
     network, rows = make_network(), 100 * make_rows()
-    adapted = create_adapter("tent_features", rate=1e37, batch_size=4)(network, rows)
+    adapted = create_adapter("tent_features", learning_rate=1e37, batch_size=4)(network, rows)
     none = create_adapter("none")(network, rows)
     lost = adapted.status == "nonfinite"
     assert lost.any()
@@ -240,110 +219,6 @@ def test_an_unknown_adapter_gets_the_nearest():
         create_adapter("ebtas")
 
 
-def run(rows: torch.Tensor, network: Network | None = None, **options):
-    return EnergyAdaptation(settings(**options))(network or make_network(), rows)
-
-
-def same_answer(a, b, rows=slice(None)) -> bool:
-    return all(np.array_equal(getattr(a, f)[rows], getattr(b, f)[rows]) for f in FIELDS if f != "status")
-
-
-def test_features_come_back_in_the_units_of_the_input():
-    rows = make_rows()
-    still = run(rows, num_steps=0)
-    np.testing.assert_allclose(still.features, (rows / 0.5 + 3)[:, None].repeat(1, SOURCES, 1), rtol=1e-6)
-
-
-def test_status_without_steps():
-    adapted = run(make_rows(), num_steps=0)
-    assert set(adapted.status) == {"not_adapted"}
-    assert not adapted.steps.any()
-
-
-def test_status_of_rows_that_moved():
-    adapted = run(make_rows(), noise_std=0.0)
-    assert set(adapted.status) == {"adapted"}
-    assert (adapted.steps == 3).all()
-    assert (adapted.energy_after < adapted.energy_before).all()
-
-
-def bowl(network: Network) -> Network:
-    """An energy with a narrow valley at 0: large steps land higher up, on either side."""
-    with torch.no_grad():
-        energy = network.energy
-        energy.spectral_norm = False
-        for matrix, bias in zip(energy.matrices, energy.biases):
-            matrix.zero_()
-            bias.zero_()
-        # swish(a) + swish(-a) = a tanh(a / 2): even, 0 at 0, rising.
-        eye = torch.eye(DIM)[: DIM // 2]
-        energy.matrices[0][:, :, :DIM] = torch.cat([eye, -eye])
-        energy.matrices[1][:, 0] = 1.0
-        energy.matrices[2].fill_(0.0)
-        energy.matrices[2][:, 0, 0] = 1.0
-    return network
-
-
-def test_status_of_rows_whose_energy_could_not_be_lowered():
-    rows, network = make_rows(), bowl(make_network("linear"))
-    large = {"step_size": 1e4, "noise_std": 0.0}
-    kept, still = run(rows, network, **large), run(rows, network, num_steps=0)
-    assert set(kept.status) == {"energy_not_lower"}
-    assert not kept.steps.any()
-    assert same_answer(kept, still)
-    # The same steps taken anyway go up: moved, and said so.
-    taken = run(rows, network, accept="always", num_steps=1, **{**large, "step_size": 500.0})
-    assert set(taken.status) == {"adapted"}
-    assert (taken.energy_after > taken.energy_before).all()
-
-
-def test_status_counts_the_sources_that_vote():
-    network, rows = make_network("linear"), make_rows()
-    with torch.no_grad():
-        network.energy.matrices[2][0] = 0.0  # source 0 is flat: sigma is 0, its energy NaN
-    alone = EnergyAdaptation(settings(), sources=(0,))(network, rows)
-    assert set(alone.status) == {"energy_not_lower"}
-    assert set(EnergyAdaptation(settings(), sources=(0, 1))(network, rows).status) == {"adapted"}
-
-
-@pytest.mark.parametrize("draws", [0, 2])
-def test_status_of_chains_that_left_the_finite_numbers(draws):
-    network, rows = make_network("concat"), make_rows()
-    with torch.no_grad():
-        network.head.hidden.weight.mul_(1e4)
-    wild = {"num_draws": draws, "accept": "always", "step_size": 1e38}
-    adapter = EnergyAdaptation(settings(**wild), record=True)
-    adapted, still = adapter(network, rows), run(rows, network, num_steps=0, num_draws=draws)
-    lost = adapted.status == "nonfinite"
-    assert lost.any()
-    assert same_answer(adapted, still, lost)
-    assert np.isfinite(adapted.probabilities).all()
-    assert adapted.trajectory.shape == (20, 4, SOURCES, DIM)
-    assert np.isfinite(adapted.trajectory[lost]).all()
-    # A row that stays finite keeps its own answer beside one that does not.
-    calm = EnergyAdaptation(settings(num_draws=draws), record=True)
-    assert not same_answer(calm(network, rows), still)
-
-
-def test_a_lost_row_leaves_its_neighbours_alone():
-    network, rows = make_network("linear"), make_rows()
-    with torch.no_grad():
-        network.head.out.weight.mul_(1e3)
-    rows[4] = 1e37  # logits overflow; nothing a step could do
-    adapted = run(rows, network)
-    assert not np.isfinite(adapted.probabilities[4]).any()
-    others = np.delete(np.arange(20), 4)
-    assert np.array_equal(adapted.probabilities[others], run(rows[others], network).probabilities)
-
-
-def test_trajectories_when_asked_for():
-    adapted = EnergyAdaptation(settings(), record=True)(make_network(), make_rows())
-    assert adapted.trajectory.shape == (20, 4, SOURCES, DIM)
-    np.testing.assert_allclose(adapted.trajectory[:, -1], adapted.features, rtol=1e-6)
-    start = (make_rows() / 0.5 + 3)[:, None].repeat(1, SOURCES, 1)
-    np.testing.assert_allclose(adapted.trajectory[:, 0], start, rtol=1e-6)
-
-
-def test_every_status_says_what_to_do():
+def test_every_status_has_a_sentence():
     for name, text in STATUS_TEXT.items():
         assert text.endswith("."), name

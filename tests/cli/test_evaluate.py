@@ -1,6 +1,5 @@
 import io
 import json
-from dataclasses import replace
 
 import pytest
 import typer
@@ -30,24 +29,27 @@ def test_both_ways_each_source_and_an_interval(run, tiny_run, tmp_path):
     console = Console(width=120, record=True, file=io.StringIO())
     render(found, console)
     assert "gain (95 % interval)" in console.export_text()
-    still = json.loads(run(tiny_run, root, "--num-steps", "0", "--json").stdout)
-    assert still["mean"]["gain"] == 0
+    unadapted = json.loads(run(tiny_run, root, "--num-steps", "0", "--json").stdout)
+    assert unadapted["mean"]["gain"] == 0
 
 
-def test_views_that_are_named_are_asked_about_without_a_step(run, tiny_run, tmp_path, monkeypatch):
-    """As in `predict`; those that a model asks about by itself are part of adaptation, which 0 steps end."""
-    asked = []
-    monkeypatch.setattr("sourceward.model.evaluate", lambda model, *_, **options: asked.append(model) or {})
+def test_named_transforms_are_used_without_a_step_and_the_models_own_are_not(
+    run, tiny_run, tmp_path, monkeypatch
+):
+    """`--num-steps 0` switches adaptation off, and the model's own test-time augmentation is part of it."""
+    evaluated = []
+    monkeypatch.setattr(
+        "sourceward.model.evaluate", lambda model, *_, **options: evaluated.append(model) or {}
+    )
     root = image_folder(tmp_path / "images")
-    own = sw.load(tiny_run, "cpu").with_tta("gray")
-    monkeypatch.setattr("sourceward.model.load", lambda *_: replace(own))
-    for options in (["--views", "flip", "--num-steps", "0"], ["--num-steps", "0"], ["--views", "none"], []):
-        run(tiny_run, root, "--json", *options)
-    assert [model.views for model in asked] == ["flip", "", "", "gray"]
-    assert [model.settings == own.settings.off() for model in asked] == [True, True, False, False]
+    sw.load(tiny_run, "cpu").with_tta("grayscale").save(tmp_path / "own")
+    for options in (["--tta", "hflip", "--num-steps", "0"], ["--num-steps", "0"], ["--tta", "none"], []):
+        run(tmp_path / "own", root, "--json", *options)
+    assert [model.tta for model in evaluated] == ["hflip", "", "", "grayscale"]
+    assert [model.settings == model.settings.off() for model in evaluated] == [True, True, False, False]
 
 
-def test_data_of_another_kind_is_told_before_its_classes(run, tiny_run, tmp_path):
+def test_the_kind_of_the_data_is_checked_before_its_classes(run, tiny_run, tmp_path):
     table = text_table(tmp_path / "texts.csv")
     result = run(tiny_run, table, *[word for name in NAMED for word in ("--option", name)])
     assert isinstance(result.exception, InputError)
@@ -78,17 +80,17 @@ def test_a_sentence_to_decide_by(low, high, word):
     assert word in verdict({"gain_low": low, "gain_high": high})
 
 
-def test_no_answer_changes_only_where_nothing_is_done(run, tiny_run, tmp_path):
+def test_no_prediction_changes_only_if_adaptation_is_off(run, tiny_run, tmp_path):
     same = {"gain_low": 0.0, "gain_high": 0.0}
-    assert "no answer changes" not in verdict(same), "a wrong answer may have become another one"
+    assert "no prediction changes" not in verdict(same), "a wrong prediction may have become another one"
     assert verdict(same).startswith("No difference")
     root = image_folder(tmp_path / "images")
-    assert "no answer changes" in run(tiny_run, root, "--num-steps", "0").stdout
-    assert "no answer changes" not in run(tiny_run, root).stdout
-    assert "no answer changes" not in run(tiny_run, root, "--num-steps", "0", "--views", "flip").stdout
+    assert "no prediction changes" in run(tiny_run, root, "--num-steps", "0").stdout
+    assert "no prediction changes" not in run(tiny_run, root).stdout
+    assert "no prediction changes" not in run(tiny_run, root, "--num-steps", "0", "--tta", "hflip").stdout
 
 
 def test_what_hurts_is_left_out():
     worse = {"gain_low": -0.02, "gain_high": -0.01}
     assert verdict(worse).endswith("Predict with --num-steps 0.")
-    assert verdict(worse, views="style").endswith("Predict with --num-steps 0 --views none.")
+    assert verdict(worse, tta="fourier").endswith("Predict with --num-steps 0 --tta none.")

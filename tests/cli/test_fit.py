@@ -54,8 +54,9 @@ def test_from_images_to_a_table_and_the_next_command(run, tmp_path):
     assert code == 0, err
     assert "Source validation, iteration" in out
     assert f"sourceward evaluate {tmp_path / 'run'} {root}" in out
-    assert "it was there already" not in out
-    assert "it was there already. Next:" in " ".join(run(*command)[1].split())
+    assert "Not estimated: the expected gain" in out
+    assert "was trained already" not in out
+    assert "was trained already. Next:" in " ".join(run(*command)[1].split())
     assert (tmp_path / "run/config.json").exists()
 
 

@@ -12,6 +12,7 @@ from sourceward.bench.specs import CONTROLS
 from sourceward.cli.list import LISTS
 from sourceward.cli.list import list as command
 from sourceward.data import list_datasets
+from sourceward.data.transforms import list_transforms
 from sourceward.training.presets import list_presets
 
 EXPECTED = {
@@ -19,6 +20,7 @@ EXPECTED = {
     "adapters": lambda: [*list_adapters(), *CONTROLS],
     "presets": list_presets,
     "backbones": lambda: ["tiny:conv", "tiny:text"],
+    "transforms": list_transforms,
     "experiments": lambda: [entry.name for entry in list_experiments()],
 }
 
@@ -79,7 +81,7 @@ def test_original_resnets_are_named(run):
     assert create_backbone(entries[0]["name"], weights=None).dim == 2048
 
 
-def test_adapters_show_what_they_ask_of_a_deployment(run):
+def test_adapters_show_what_they_need_from_a_deployment(run):
     entry = json.loads(run("adapters", "tent_features", "--json").stdout)[0]
     traits = {"reads": "features", "changes_weights": True, "keeps_state": True, "needs_batch": True}
     assert traits.items() <= entry.items()
@@ -92,10 +94,10 @@ def test_adapters_show_what_they_ask_of_a_deployment(run):
 
 def test_presets_show_where_each_value_comes_from(run):
     lines = run("presets", "office-home-resnet18").stdout.splitlines()
-    said = {line.split()[0]: " ".join(line.split()[2:]) for line in lines[2:]}
-    assert said["backbone_rate"] == "paper's table"
-    assert said["weight_decay"] == "released code"
-    assert "100 in the paper's table" in said["step_size"]
+    sources = {line.split()[0]: " ".join(line.split()[2:]) for line in lines[2:]}
+    assert sources["backbone_rate"] == "paper's table"
+    assert sources["weight_decay"] == "released code"
+    assert "100 in the paper's table" in sources["step_size"]
     every = run("presets", "office").stdout
     assert "paper's table: --backbone=timm:resnet50 " in every
     entry = json.loads(run("presets", "cifar10-c-resnet18", "--json").stdout)[0]

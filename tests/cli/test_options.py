@@ -49,9 +49,9 @@ def text_run(tmp_path_factory):
 
 
 def test_help_names_what_a_table_takes():
-    """`list datasets` tells of known datasets alone."""
-    said = get_args(Option)[1].help
-    assert all(name in said for name in list(inspect.signature(read_table).parameters)[1:])
+    """`list datasets` covers known datasets alone."""
+    text = get_args(Option)[1].help
+    assert all(name in text for name in list(inspect.signature(read_table).parameters)[1:])
 
 
 def test_doctor(run, table):
@@ -67,8 +67,8 @@ def test_fit_says_them_again_in_what_to_do_next(run, table, tmp_path):
     assert following.endswith(
         "--option domain=hall --option label=mood --option text=2019 --option 'delimiter=;'"
     )
-    told = json.loads((tmp_path / "run/config.json").read_text())
-    assert told["data"]["sources"] == ["a", "b"]
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["data"]["sources"] == ["a", "b"]
 
 
 def test_python_takes_what_was_opened_and_it_is_the_same_run(run, table, tmp_path):
@@ -127,9 +127,9 @@ def test_the_message_names_the_flag_and_the_flag_is_taken(command, run, tmp_path
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (("--set", "random_state=3"), "name seeds with --seeds"),
-        (("--set", "device=cuda"), "name it with --device"),
-        (("--set", "checkpoint=x"), "models are kept below --out"),
+        (("--set", "random_state=3"), "use --seeds"),
+        (("--set", "device=cuda"), "use --device"),
+        (("--set", "checkpoint=x"), "models are stored under --out"),
         (("--seeds", "0,0"), "Expected every seed once in --seeds, but got '0,0'"),
         (("--seeds", "-1"), "Expected numbers of 0 or more in --seeds, but got '-1'"),
     ],
@@ -145,11 +145,11 @@ def test_what_many_trainings_set_themselves_is_refused(command, typed, message, 
     ("typed", "message"),
     [
         (("--steps", "-1"), "Expected numbers of 0 or more in --steps, but got '-1'"),
-        (("--steps", "0,x"), "Expected whole numbers or auto by comma in --steps, but got 'x'"),
+        (("--steps", "0,x"), "Expected whole numbers or auto, separated by commas, in --steps, but got 'x'"),
         (("--adapters", "ebtsa:num_steps=x"), "Expected `num_steps` to be 0 or more, or auto, but got 'x'"),
         (("--adapters", "tent_features:batch_size=0"), "`batch_size` to be 1 or more, but got 0"),
         (("--adapters", "ebtsa:step_size=-1"), "`step_size` to be 0 or more, but got -1"),
-        (("--adapters", "ebtsa:accept=metropolis"), "needs the sampler 'textbook'"),
+        (("--adapters", "ebtsa:sampler=langvin"), "Did you mean 'langevin'"),
     ],
 )
 def test_wrong_options_are_refused_before_the_training(typed, message, run, tmp_path):

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from sourceward._util.errors import InputError
-from sourceward.adaptation.base import ADAPTED, STATUS_TEXT
+from sourceward.adaptation.base import STATUS_TEXT
 from sourceward.cli.predict import predict
 from sourceward.model import load
 from sourceward.model.prediction_file import UNREADABLE
@@ -38,12 +38,12 @@ def test_folders_globs_and_files_give_a_row_each(run, tiny_run, images, tmp_path
     out = tmp_path / "p.csv"
     result = run(tiny_run, images / "c/x", f"{images}/c/y/[01].png", images / "c/z/0.png", "--out", out)
     assert result.exit_code == 0, result.output
-    assert (result.stdout, result.stderr) == ("", f"9 inputs answered in {out}.\n")
+    assert (result.stdout, result.stderr) == ("", f"Predicted 9 inputs; the rows are in {out}.\n")
     assert not run(tiny_run, images / "c/z/0.png", "--out", tmp_path / "one.csv", "-q").output
     found = rows(out)
     assert [row["input"].split("/")[-2] for row in found] == ["x"] * 6 + ["y"] * 2 + ["z"]
     assert {row["label"] for row in found} <= {"x", "y", "z"}
-    assert set(found[0]) >= {"probability", "status", "vote_a", "energy_before_a", "energy_after_b"}
+    assert set(found[0]) >= {"probability", "status", "label_a", "energy_before_a", "energy_after_b"}
 
 
 def test_it_goes_on_past_what_cannot_be_read(run, tiny_run, images, tmp_path):
@@ -52,12 +52,12 @@ def test_it_goes_on_past_what_cannot_be_read(run, tiny_run, images, tmp_path):
     out = tmp_path / "p.jsonl"
     result = run(tiny_run, images / "c/x", "--out", out)
     assert result.exit_code == 0
-    assert "4 inputs answered in" in result.stderr
+    assert "Predicted 4 inputs" in result.stderr
     assert "2 of the inputs could not be read" in result.stderr
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["status"] == "unreadable" for row in found] == [True, True] + [False] * 4
     assert "empty" in found[0]["reason"]
-    assert found[2]["votes"].keys() == {"a", "b"}
+    assert found[2]["source_labels"].keys() == {"a", "b"}
     assert run(tiny_run, images / "c/x", "--out", tmp_path / "p.csv").exit_code == 0
     assert [row["reason"] for row in rows(tmp_path / "p.csv")] == [
         found[0]["reason"],
@@ -118,7 +118,7 @@ def test_texts_from_lines_and_tables(run, tmp_path):
     assert run(tmp_path / "run", tmp_path / "lines.txt", "--out", out).exit_code == 0
     assert [row["input"].rpartition(":")[2] for row in rows(out)] == ["1", "3"]
     result = run(tmp_path / "run", tmp_path / "table.csv", "--out", out, "--column", "comment", "--json")
-    assert json.loads(result.stdout) == {"out": str(out), "answered": 2, "unreadable": []}
+    assert json.loads(result.stdout) == {"out": str(out), "predicted": 2, "unreadable": []}
     assert len(rows(out)) == 2
     (tmp_path / "tweets.csv").write_text("id,Tweet\n1,sad\n")  # found as `fit` finds it
     assert run(tmp_path / "run", tmp_path / "tweets.csv", "--out", out).exit_code == 0
@@ -170,19 +170,19 @@ def test_nothing_half_written(run, tiny_run, images, tmp_path, monkeypatch):
         result = run(tiny_run, inputs, "--out", target)
         assert isinstance(result.exception, InputError)
         assert message in str(result.exception)
-    monkeypatch.setattr("sourceward.model.predicting._answers", lambda *_: 1 / 0)
+    monkeypatch.setattr("sourceward.model.Model.explain", lambda *_: 1 / 0)
     run(tiny_run, images / "c", "--out", out)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "notes.txt"]
 
 
 def test_help_explains_every_status(run):
     lines = [line.strip() for line in run("--help").output.splitlines()]
-    for status in (*STATUS_TEXT.keys() - {ADAPTED}, UNREADABLE):  # no run of `fit` changes its weights
+    for status in (*STATUS_TEXT, UNREADABLE):
         assert any(line.startswith(f"{status}: ") for line in lines), status
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_asked_for_steps_are_those_of_the_python_call(run, tiny_run, images, tmp_path, steps):
+def test_num_steps_means_the_same_as_in_python(run, tiny_run, images, tmp_path, steps):
     out, paths = tmp_path / "p.jsonl", sorted((images / "c/x").iterdir())
     assert run(tiny_run, *paths, "--out", out, "--num-steps", steps).exit_code == 0
     found = [json.loads(line)["probability"] for line in out.read_text().splitlines()]

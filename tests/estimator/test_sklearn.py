@@ -16,7 +16,11 @@ from tests.helpers import QUICK, make_domains
 X, Y, SOURCE = make_domains()
 
 CHECKED = EnergyAdapter(
-    num_steps=1, max_iter=40, batch_size=32, learning_rate=0.2, average=0.8, train_steps=1, chains=8
+    num_steps=1,
+    max_iter=40,
+    batch_size=32,
+    learning_rate=0.2,
+    train={"average": 0.8, "num_steps": 1, "chains": 8},
 )
 """Few, large steps: the checks fit two features a hundred times, and want 83 % of three blobs right."""
 

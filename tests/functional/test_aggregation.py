@@ -8,7 +8,6 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError
 from sourceward.functional import AGGREGATIONS, cosine_to_sources
-from sourceward.functional.aggregation import least_surprised
 from tests.helpers import make_generator
 
 every = pytest.mark.parametrize("name", list(AGGREGATIONS))
@@ -104,12 +103,3 @@ def test_votes_that_nobody_taught_are_refused():
     probability, similarity = make_votes(2, 3, 2, 0)
     with pytest.raises(InputError, match="has not learned which sources to source_weights"):
         AGGREGATIONS["learned"](probability, similarity, similarity)
-
-
-def test_the_least_surprised_sources_of_each_row():
-    zscore = torch.tensor([[1.0, 5.0], [2.0, 4.0], [3.0, 3.0]])
-    names = torch.tensor([[0, 0], [1, 1], [2, 2]])
-    (kept,) = least_surprised(2, zscore, names)
-    assert [sorted(row) for row in kept.T.tolist()] == [[0, 1], [1, 2]]
-    (all_of_them,) = least_surprised(9, zscore, names)
-    assert len(all_of_them) == 3

@@ -91,14 +91,6 @@ def test_the_discriminant_has_a_say_where_it_explains_more_than_half(share, voic
     assert network.lda_weight == voices  # of these and 2 VOICES learned ones
 
 
-def test_a_network_of_earlier_on_keeps_its_votes():
-    state = Network(2, 2, 5, "pooled").state_dict()
-    del state["lda_weight"]
-    network = Network(2, 2, 5, "pooled")
-    network.load_state_dict({**state, "voices": torch.tensor(2)})  # two, beside one of each learned one
-    assert network.lda_weight == 2 * VOICES
-
-
 def test_without_whitening_there_is_no_discriminant():
     network = Network(2, 2, 5, "pooled")
     network.fit_lda(torch.randn(8, 5), torch.arange(8) % 2)

@@ -1,4 +1,4 @@
-"""The runner: what it records, when it stops, where its noise comes from."""
+"""The reference loop: what it records and where its noise comes from."""
 
 import pytest
 import torch
@@ -8,30 +8,30 @@ from sourceward.functional import keyed_normal, keyed_uniform
 from sourceward.samplers import Noise, StepSettings, generator_noise, keyed_noise, run
 from tests.helpers import make_generator, quadratic, random_weights, target_of
 
-BOWL = quadratic(torch.ones(2, dtype=torch.float64))
-QUIET = StepSettings(step_size=0.1, noise_std=0.0, clip=1e6, accept="energy_not_higher")
+QUADRATIC = quadratic(torch.ones(2, dtype=torch.float64))
+QUIET = StepSettings(step_size=0.1, noise_std=0.0, clip=1e6)
 
 
-def silence(like: torch.Tensor):
+def no_noise(like: torch.Tensor):
     return lambda k: Noise(torch.zeros_like(like), torch.ones(like.shape[:-1], dtype=like.dtype))
 
 
 def test_each_step_gets_its_own_number():
     start = torch.ones(1, 1, 2, dtype=torch.float64)
-    asked = []
+    steps = []
 
     def noise(k: int) -> Noise:
-        asked.append(k)
-        return silence(start)(k)
+        steps.append(k)
+        return no_noise(start)(k)
 
-    run("langevin", start, BOWL, QUIET, 4, noise)
-    assert asked == [0, 1, 2, 3]
+    run("langevin", start, QUADRATIC, QUIET, 4, noise)
+    assert steps == [0, 1, 2, 3]
 
 
-def test_plain_descent_of_a_bowl_by_hand():
+def test_gradient_descent_on_a_quadratic_by_hand():
     # x <- x - 0.1 x, four times.
     start = torch.tensor([[[1.0, 2.0]]], dtype=torch.float64)
-    chain = run("langevin", start, BOWL, QUIET, 4, silence(start), record=True)
+    chain = run("langevin", start, QUADRATIC, QUIET, 4, no_noise(start), record=True)
     torch.testing.assert_close(chain.feature, start * 0.9**4)
     torch.testing.assert_close(chain.energies.flatten(), 2.5 * 0.81 ** torch.arange(5, dtype=torch.float64))
     assert chain.energy_before.item() == 2.5
@@ -39,64 +39,19 @@ def test_plain_descent_of_a_bowl_by_hand():
     assert chain.steps.item() == 4
 
 
-def test_nothing_is_recorded_unless_asked_for():
+def test_nothing_is_recorded_by_default():
     start = torch.ones(1, 1, 2, dtype=torch.float64)
-    chain = run("langevin", start, BOWL, QUIET, 2, silence(start))
+    chain = run("langevin", start, QUADRATIC, QUIET, 2, no_noise(start))
     assert chain.trajectory is None
     assert chain.energies is None
     assert chain.origins is None
 
 
-def test_rows_below_the_threshold_are_frozen_and_the_rest_go_on():
-    # Energies 0.5, 2 and 8; each step multiplies them by 0.81.
-    start = torch.tensor([[[1.0, 0.0], [2.0, 0.0], [4.0, 0.0]]], dtype=torch.float64)
-    chain = run("langevin", start, BOWL, QUIET, 5, silence(start), record=True, stop_below=torch.tensor(1.5))
-    assert torch.equal(chain.feature[0, 0], start[0, 0])
-    # 2 -> 1.62 -> 1.31: at or below 1.5 after two steps.
-    assert chain.steps.tolist() == [[0, 2, 5]]
-    torch.testing.assert_close(chain.energy_after, 0.5 * start[..., 0].square() * 0.81**chain.steps)
-    assert torch.equal(chain.trajectory[2, 0, 1], chain.trajectory[-1, 0, 1])
-    assert (chain.energies[1:, 0, 2] < chain.energies[:-1, 0, 2]).all()
-
-
-def test_each_chain_has_its_own_threshold():
-    start = torch.full((2, 2, 2), 2.0, dtype=torch.float64)  # energy 4
-    threshold = torch.tensor([[0.0, 5.0], [3.0, 4.0]], dtype=torch.float64)
-    chain = run("langevin", start, BOWL, QUIET, 3, silence(start), stop_below=threshold)
-    # 4 -> 3.24 -> 2.62; at its threshold counts as there.
-    assert chain.steps.tolist() == [[3, 0], [2, 0]]
-
-
-def test_a_frozen_row_keeps_its_momentum_and_gradient_out_of_the_way():
-    """What the others do after a row stopped must not wake it: the same end as if it had been run alone."""
-    start = torch.tensor([[[1.0, 0.5], [6.0, 3.0]]], dtype=torch.float64)
-    options = {"settings": QUIET, "num_steps": 12, "stop_below": torch.tensor(0.4)}
-    for sampler in ("langevin", "nesterov"):
-        together = run(sampler, start, BOWL, noise=silence(start), **options)
-        alone = run(sampler, start[:, :1], BOWL, noise=silence(start[:, :1]), **options)
-        torch.testing.assert_close(together.feature[:, :1], alone.feature)
-        assert together.steps[0, 0] == alone.steps[0, 0]
-        assert together.steps[0, 0] < together.steps[0, 1]
-
-
-def test_it_stops_asking_for_noise_when_every_row_is_done():
-    start = torch.ones(1, 3, 2, dtype=torch.float64)
-    asked = []
-
-    def noise(k: int) -> Noise:
-        asked.append(k)
-        return silence(start)(k)
-
-    chain = run("langevin", start, BOWL, QUIET, 50, noise, stop_below=torch.tensor(0.7))
-    assert len(asked) == 2  # 1 -> 0.81 -> 0.66
-    assert (chain.energy_after <= 0.7).all()
-
-
 def test_steps_counts_accepted_steps_only():
     start = torch.randn(1, 40, 2, generator=make_generator(), dtype=torch.float64)
-    settings = StepSettings(step_size=0.1, noise_std=0.5, clip=1e6, accept="energy_not_higher")
+    settings = StepSettings(step_size=0.1, noise_std=0.5, clip=1e6)
     noise = generator_noise(make_generator(1), start)
-    chain = run("langevin", start, BOWL, settings, 15, noise, record=True)
+    chain = run("langevin", start, QUADRATIC, settings, 15, noise, record=True)
     moved = (chain.trajectory[1:] != chain.trajectory[:-1]).any(-1)
     assert torch.equal(chain.steps, moved.sum(0))
     assert 0 < chain.steps.double().mean() < 15
@@ -107,9 +62,9 @@ def test_origins_are_the_starts_of_the_guided_step():
     weights = random_weights(2, 3)
     start, z = torch.randn(2, 2, 6, 3, generator=make_generator(), dtype=torch.float64)
     target = target_of(weights, z)
-    settings = StepSettings(step_size=2.0, noise_std=0.05, clip=0.03, accept="always")
+    settings = StepSettings(step_size=2.0, noise_std=0.05, clip=0.03)
     noise = generator_noise(make_generator(1), start)
-    chain = run("langevin", start, target, settings, 5, noise, record=True)
+    chain = run("langevin_unchecked", start, target, settings, 5, noise, record=True)
     for origin, end in zip(chain.origins, chain.trajectory[1:]):
         grad = target.energy_and_grad(origin)[1].clamp(-0.03, 0.03)
         torch.testing.assert_close(end, origin - 2.0 * grad)
@@ -142,7 +97,7 @@ def test_generator_noise_differs_between_sources_and_repeats_with_its_seed():
 def test_unknown_sampler_gets_the_nearest():
     start = torch.ones(1, 1, 2, dtype=torch.float64)
     with pytest.raises(InputError, match="Did you mean 'langevin'"):
-        run("langvin", start, BOWL, QUIET, 1, silence(start))
+        run("langvin", start, QUADRATIC, QUIET, 1, no_noise(start))
 
 
 @pytest.mark.parametrize(

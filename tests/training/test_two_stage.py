@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from sourceward import EnergyAdapter
 from sourceward._util.errors import InputError, TrainingError
-from sourceward.fitting import arrange
+from sourceward.data.split import split_sources
 from sourceward.model import load
 from sourceward.training.finetune import FINETUNE_METHODS, FineTuner, Method
 from tests.tiny_runs import (
@@ -45,7 +45,7 @@ def test_two_stages_leave_one_folder(data, tmp_path):
 def test_the_second_stage_is_the_estimator_on_the_features_of_the_first(tiny_run):
     """Fit again from outside: an `EnergyAdapter` on the model's own components ends with its weights."""
     model, data = load(tiny_run, "cpu"), tiny_images().without("c")
-    arranged, train, _ = arrange(data)
+    arranged, train, _ = split_sources(data)
     raw = model.network.raw(model.features(arranged.items)).numpy()[: train[-1].stop]
     names = ("max_iter", "batch_size", "train_steps", "num_steps", "chains")
     settings = {name: TINY[name] for name in names}

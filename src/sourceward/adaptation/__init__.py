@@ -19,10 +19,9 @@ from sourceward.adaptation.baselines.t3a import T3A
 from sourceward.adaptation.baselines.tea import TEA, TEAOnFeatures
 from sourceward.adaptation.baselines.tent import Tent, TentOnFeatures, TentOnLatent
 from sourceward.adaptation.baselines.tsd import TSD, TSDOnFeatures
-from sourceward.adaptation.baselines.ttt import TestTimeTraining
-from sourceward.adaptation.cost import Cost, measure_cost
+from sourceward.adaptation.baselines.ttt import TTT
 from sourceward.adaptation.energy import EnergyAdaptation, NoAdaptation
-from sourceward.adaptation.tta import Views
+from sourceward.adaptation.tta import TestTimeAugmentation
 
 __all__ = [
     "ADAPTERS",
@@ -31,9 +30,9 @@ __all__ = [
     "T3A",
     "TEA",
     "TSD",
+    "TTT",
     "AdaptationResult",
     "Adapter",
-    "Cost",
     "EnergyAdaptation",
     "MEMOOnFeatures",
     "NoAdaptation",
@@ -45,13 +44,11 @@ __all__ = [
     "Tent",
     "TentOnFeatures",
     "TentOnLatent",
-    "TestTimeTraining",
+    "TestTimeAugmentation",
     "Traits",
     "Unsuitable",
-    "Views",
     "adapter_traits",
     "create_adapter",
     "list_adapters",
-    "measure_cost",
     "traits_table",
 ]

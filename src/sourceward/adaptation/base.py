@@ -1,12 +1,12 @@
-"""The contract of an adapter, what it declares about itself, and what it returns.
+"""The contract of an adapter, its declared traits, and the result that it returns.
 
-An adapter turns (network, features or inputs) into an answer. It may move the features, and it may change a
-copy of the network; it never changes the network itself. A call is one stream, rows in order: what a
-stateful adapter learns begins with the call and ends with it.
+An adapter predicts from (network, features or inputs). It may adapt the features or a copy of the network; it
+never changes the network itself. A call is one stream, rows in order: the state of a stateful adapter starts
+with the call and ends with it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -38,57 +38,48 @@ Stream = Inputs | Iterable[Inputs]
 
 
 class Unsuitable(InputError):
-    """The adapter has no meaning for this network. A bench leaves the cell empty and says why."""
+    """The adapter cannot be used with this network. A bench skips the run and reports why."""
 
 
 @dataclass(frozen=True)
 class AdaptationResult:
-    """The answer for n samples. The first axis is always the sample."""
+    """Predictions for n samples and how they came about. The first axis is always the sample."""
 
     features: np.ndarray
-    """(n, sources, dim): where each source's chain ended, in the units of the input."""
+    """(n, sources, dim): the adapted sample of each source, in the units of the input."""
     probabilities: np.ndarray
-    """(n, classes): the vote."""
+    """(n, classes): aggregated over the sources."""
     per_source: np.ndarray
-    """(n, sources, classes): each source's own answer; the vote, where an adapter has no such answers."""
+    """(n, sources, classes): of each source; the aggregate, repeated, where an adapter has none."""
     energy_before: np.ndarray
     """(n, sources)."""
     energy_after: np.ndarray
     """(n, sources)."""
     steps: np.ndarray
-    """(n, sources): steps taken; the mean over draws, rounded, where there are several."""
+    """(n, sources): accepted Langevin steps; the mean over draws, rounded, where there are several."""
     status: np.ndarray
     """(n,) of the names in `STATUS_TEXT`."""
     trajectory: np.ndarray | None = None
-    """(n, num_steps + 1, sources, dim) when asked for."""
+    """(n, num_steps + 1, sources, dim), when recorded."""
 
     def __len__(self) -> int:
         return len(self.probabilities)
 
 
 def join(parts: Sequence[AdaptationResult]) -> AdaptationResult:
-    """One answer of several, rows in order."""
+    """Concatenate results, rows in order."""
     if len(parts) == 1:
         return parts[0]
 
-    def joined(name: str) -> Any:
+    def concatenated(name: str) -> Any:
         values = [getattr(part, name) for part in parts]
         return None if values[0] is None else np.concatenate(values)
 
-    return AdaptationResult(**{field.name: joined(field.name) for field in fields(AdaptationResult)})
-
-
-def mean_answer(answers: Sequence[AdaptationResult]) -> AdaptationResult:
-    """The mean of what the sources and their vote say; everything else is the first answer's."""
-    if len(answers) == 1:
-        return answers[0]
-    probabilities = np.mean([answer.probabilities for answer in answers], axis=0)
-    per_source = np.mean([answer.per_source for answer in answers], axis=0)
-    return replace(answers[0], probabilities=probabilities, per_source=per_source)
+    return AdaptationResult(**{field.name: concatenated(field.name) for field in fields(AdaptationResult)})
 
 
 class Adapter(Protocol):
-    """Callable on what it reads; the flags say what it costs a deployment."""
+    """Callable on what it reads; the flags say what it asks of a deployment."""
 
     changes_weights: ClassVar[bool]
     keeps_state: ClassVar[bool]
@@ -107,7 +98,7 @@ class Traits:
     keeps_state: bool
     """An answer depends on the samples that came before."""
     needs_batch: bool
-    """An answer depends on the samples beside it; made for several at a time."""
+    """A prediction depends on the other samples of its batch."""
     reads: str
     """`features`: rescaled features, (n, dim). `inputs`: what the backbone takes, see `Stream`."""
 

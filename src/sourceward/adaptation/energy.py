@@ -1,7 +1,7 @@
-"""The paper's adapter: every sample walks toward every source, and the sources vote."""
+"""The paper's adapter: Langevin steps toward every source, then aggregation over the sources."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from sourceward.adaptation.base import (
     AdaptationResult,
     join,
 )
-from sourceward.algorithm import Answer, adapt
+from sourceward.algorithm import Inference, adapt
 from sourceward.functional import row_multiple
 from sourceward.nn import Network, folded
 from sourceward.nn.encoder import ImageEncoder, StaleEncoder
@@ -32,7 +32,7 @@ BLOCK = 512
 """Rows computed together: bounds memory, whatever the number of rows."""
 
 INPUTS = 128
-"""Inputs that an encoder takes together: more are no faster, and every graph holds memory."""
+"""Inputs encoded together: more are no faster, and every graph holds memory."""
 
 Encoder = Callable[[Tensor], Tensor]
 """From inputs to rescaled features. The same object must mean the same function of the same weights."""
@@ -41,11 +41,11 @@ Encoder = Callable[[Tensor], Tensor]
 @ADAPTERS.register("ebtsa")
 @dataclass(frozen=True)
 class EnergyAdaptation:
-    """Energy-based test sample adaptation.
+    """Energy-based test sample adaptation (Xiao et al., ICLR 2023).
 
     Args:
-        settings: test-time settings.
-        sources: numbers of the sources that take part; all when None.
+        settings: of test time; those that the network was fitted with when None, see `settings_of`.
+        sources: numbers of the sources to aggregate over; all when None.
         record: keep trajectories.
     """
 
@@ -54,24 +54,31 @@ class EnergyAdaptation:
     needs_batch: ClassVar[bool] = False
     reads: ClassVar[str] = "features"
 
-    settings: AdaptSettings = field(default_factory=AdaptSettings)
+    settings: AdaptSettings | None = None
     sources: tuple[int, ...] | None = None
     record: bool = False
 
     def __call__(self, network: Network, feature: Tensor) -> AdaptationResult:
-        return self.answer(network, feature)
+        return self.predict(network, feature)
 
-    def answer(self, network: Network, inputs: Tensor, encoder: Encoder | None = None) -> AdaptationResult:
-        """The answer for features, or for inputs of an encoder, which is then part of the same captured call.
+    def predict(self, network: Network, inputs: Tensor, encoder: Encoder | None = None) -> AdaptationResult:
+        """Adapt features, or inputs of an encoder, which is then part of the same captured CUDA graph.
 
         Args:
             network: trained.
             inputs: (n, dim) rescaled features, or what the encoder takes, from any device.
             encoder: on the network's CUDA device. An `ImageEncoder` that is not valid raises `StaleEncoder`.
         """
+        if self.settings is None:
+            return replace(self, settings=settings_of(network)).predict(network, inputs, encoder)
         size = BLOCK if encoder is None else INPUTS
         starts = range(0, max(len(inputs), 1), size)
         return join([self._block(network, inputs[i : i + size], encoder) for i in starts])
+
+    @property
+    def _settings(self) -> AdaptSettings:
+        assert self.settings is not None
+        return self.settings
 
     def _block(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> AdaptationResult:
         padded = _more_rows(inputs, _rows(len(inputs), network, encoder is not None))
@@ -80,44 +87,43 @@ class EnergyAdaptation:
         if trajectory is not None:
             adapted = replace(adapted, trajectory=trajectory[: len(inputs)].cpu().numpy())
         finite = np.isfinite(adapted.probabilities).all(1)
-        if finite.all() or not self.settings.num_steps:
+        if finite.all() or not self._settings.num_steps:
             return adapted
-        still = replace(self, settings=self.settings.off())
-        return _fall_back(adapted, still._block(network, inputs, encoder), finite)
+        plain = replace(self, settings=self._settings.off())
+        return _fall_back(adapted, plain._block(network, inputs, encoder), finite)
 
     def _table(
         self, network: Network, inputs: Tensor, encoder: Encoder | None
     ) -> tuple[Tensor, Tensor | None]:
-        """On CUDA a graph of earlier on is launched at once; whether anything that it was recorded of has
-        changed is found out while it runs."""
+        """On CUDA a known graph is launched at once; whether it is still valid is checked while it runs."""
 
         def table(inputs: Tensor) -> tuple[Tensor, Tensor | None]:
             feature = inputs
             if encoder is not None:
                 feature = encoder(inputs)
                 feature = _more_rows(feature, _rows(len(feature), network))
-            keys = keys_of(feature, self.settings.seed)
-            answer = adapt(network, feature, keys, self.settings, sources=self.sources, record=self.record)
+            keys = keys_of(feature, self._settings.seed)
+            answer = adapt(network, feature, keys, self._settings, sources=self.sources, record=self.record)
             return self._packed(answer, network)
 
         if not network.scale.is_cuda:
-            _rest(network, encoder)
+            _eval_mode(network, encoder)
             return table(inputs)
         key = (*inputs.shape, inputs.dtype, encoder, self.settings, self.sources, self.record)
         before = folded_before(network)
         graph = None if before is None else before.graphs.get(key)
         with torch.no_grad():
             launched = graph(inputs) if isinstance(graph, Graph) else None
-            rested, now = _rest(network, encoder), folded(network)
+            in_eval, now = _eval_mode(network, encoder), folded(network)
             if isinstance(encoder, ImageEncoder) and not encoder.valid():
                 raise StaleEncoder
-            if launched is not None and rested and now is before:
+            if launched is not None and in_eval and now is before:
                 return launched
             return replay(now.graphs, key, table, inputs, device=network.scale.device)
 
-    def _packed(self, answer: Answer, network: Network) -> tuple[Tensor, Tensor | None]:
-        """Everything of a sample in one row, so that it leaves the device in one copy; and trajectories."""
-        draws, chain = max(self.settings.num_draws, 1), answer.chain
+    def _packed(self, answer: Inference, network: Network) -> tuple[Tensor, Tensor | None]:
+        """All results of a sample in one row, so that they leave the device in one copy; and trajectories."""
+        draws, chain = max(self._settings.num_draws, 1), answer.chain
 
         def mean(values: Tensor) -> Tensor:
             """Average over draws: (sources, draws x batch, ...) -> (sources, batch, ...)."""
@@ -142,9 +148,9 @@ class EnergyAdaptation:
         ends = accumulate(widths, initial=0)  # faster than `np.split`, and one sample counts
         parts = (np.ascontiguousarray(table[:, a:b]) for a, b in pairwise(ends))
         feature, probability, per_source, before, after, steps = parts
-        voters = steps if self.sources is None else steps[:, list(self.sources)]
-        status = np.where((voters > 0).any(1), ADAPTED, ENERGY_NOT_LOWER)
-        if self.settings.num_steps == 0:
+        used = steps if self.sources is None else steps[:, list(self.sources)]
+        status = np.where((used > 0).any(1), ADAPTED, ENERGY_NOT_LOWER)
+        if self._settings.num_steps == 0:
             status[:] = NOT_ADAPTED
         return AdaptationResult(
             feature.reshape(-1, sources, network.dim),
@@ -160,29 +166,39 @@ class EnergyAdaptation:
 @ADAPTERS.register("none")
 @dataclass(frozen=True)
 class NoAdaptation:
-    """The same classifiers on the sample as it came: the control of every comparison."""
+    """The same classifiers on the unadapted sample: the control of every comparison."""
 
     changes_weights: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = False
     needs_batch: ClassVar[bool] = False
     reads: ClassVar[str] = "features"
 
-    settings: AdaptSettings = field(default_factory=AdaptSettings)
+    settings: AdaptSettings | None = None
 
     def __call__(self, network: Network, feature: Tensor) -> AdaptationResult:
-        return EnergyAdaptation(self.settings.off())(network, feature)
+        return EnergyAdaptation((self.settings or settings_of(network)).off())(network, feature)
 
 
-def _rest(network: Network, encoder: Encoder | None) -> bool:
-    """Out of training mode; whether everything was already. To say so again takes longer than an answer."""
-    rested = not any(part.training for part in _parts(network, encoder))
-    if not rested:
+def settings_of(network: Network) -> AdaptSettings:
+    """The test-time settings that a network was fitted with, or the defaults."""
+    return network.__dict__.get("_settings") or AdaptSettings()
+
+
+def keep_settings(network: Network, settings: AdaptSettings) -> None:
+    """Remember the test-time settings that a network was fitted with."""
+    network.__dict__["_settings"] = settings
+
+
+def _eval_mode(network: Network, encoder: Encoder | None) -> bool:
+    """Put everything in eval mode; return whether it was already. Calling `eval` again costs more than a step."""
+    in_eval = not any(part.training for part in _parts(network, encoder))
+    if not in_eval:
         network.eval()
-    return rested
+    return in_eval
 
 
 def _parts(network: Network, encoder: Encoder | None) -> Iterator[nn.Module]:
-    """The modules that an answer is made with. A backbone has hundreds: an `ImageEncoder` found them once."""
+    """The modules behind a prediction. A backbone has hundreds: an `ImageEncoder` lists them once."""
     yield network
     for child in network.children():
         yield from [child] if child is network.backbone else child.modules()
@@ -193,7 +209,7 @@ def _parts(network: Network, encoder: Encoder | None) -> Iterator[nn.Module]:
 
 
 def _rows(rows: int, network: Network, encoded: bool = False) -> int:
-    """Rows to compute for so many: on CUDA one of a few numbers, each of which has a graph."""
+    """Rows to pad to: on CUDA one of a few sizes, each of which has a graph."""
     if network.scale.is_cuda:
         sizes = (1, 2, 4, 8, 16, 32, 64, INPUTS) if encoded else (16, 32, 64, 128, 256, BLOCK)
         return next(size for size in sizes if size >= rows)
@@ -202,19 +218,19 @@ def _rows(rows: int, network: Network, encoded: bool = False) -> int:
 
 
 def _more_rows(inputs: Tensor, rows: int) -> Tensor:
-    """With rows of zeros after the last, until there are `rows`."""
+    """Pad with rows of zeros to `rows`."""
     missing = rows - len(inputs)
     return pad(inputs, [0] * (2 * inputs.dim() - 1) + [missing]) if missing else inputs
 
 
-def _fall_back(adapted: AdaptationResult, still: AdaptationResult, finite: np.ndarray) -> AdaptationResult:
-    """The unadapted answer, in every respect, where the adapted one is not finite."""
+def _fall_back(adapted: AdaptationResult, plain: AdaptationResult, finite: np.ndarray) -> AdaptationResult:
+    """Take the unadapted result where the adapted one is not finite."""
 
     def rows(name: str) -> Any:
         value = getattr(adapted, name)
         if value is None:
             return None
         keep = finite.reshape(-1, *[1] * (value.ndim - 1))
-        return np.where(keep, value, NONFINITE if name == "status" else getattr(still, name))
+        return np.where(keep, value, NONFINITE if name == "status" else getattr(plain, name))
 
     return AdaptationResult(**{name: rows(name) for name in AdaptationResult.__dataclass_fields__})

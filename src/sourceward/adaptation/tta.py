@@ -1,110 +1,192 @@
-"""Views: ask about the image as it came and about other looks at it, and average the answers."""
+"""Test-time augmentation: predict on a sample and on transformed copies of it, and average.
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, TypeVar
+`copies_of` makes the copies, `average` averages. `Model.predict`, `evaluate`,
+leave-one-domain-out validation, the bench and the adapter `tta` all use them.
+"""
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adaptation.base import ADAPTERS, Unsuitable
-from sourceward.adaptation.baselines.memo import image_preprocessing
-from sourceward.adaptation.baselines.peer import Peer, Response, encoder, unadapted
-from sourceward.data.transforms import (
-    ADAIN,
-    STYLE,
-    TURN,
-    VIEWS,
-    View,
-    look_normalised,
-    styled,
-    transform_names,
-)
+from sourceward.adaptation.base import ADAPTERS, AdaptationResult, Unsuitable
+from sourceward.adaptation.energy import EnergyAdaptation
+from sourceward.adaptation.images import image_preprocessing
+from sourceward.nn.backbones.preprocessing import denormalize, normalize
+from sourceward.data.transforms import OWN, TRANSFORMS, Copy, as_bytes, make_copies, parse_transforms
 from sourceward.nn import Network
+from sourceward.nn.backbones import Backbone
+from sourceward.nn.feature_statistics import FeatureStatistics
+from sourceward.nn.projection import Projected
+from sourceward.settings import AdaptSettings
 
 T = TypeVar("T")
-Look = Callable[[Tensor, View], Iterable[Tensor]]
-"""`look` or `look_normalised`, whichever suits the images."""
+
+WHY_NOT = {
+    "amplitudes": "This model has no Fourier amplitudes of its sources: `fourier` needs a model that `fit` "
+    "trained on images.",
+    "feature_statistics": "This model has no feature statistics of its sources: `adain` needs a "
+    "convolutional backbone. Use other transforms.",
+}
 
 
-@ADAPTERS.register("views")
-@dataclass(frozen=True)
-class Views(Peer):
-    """The mean answer over the image and views of it; nothing learns.
+class Statistics(NamedTuple):
+    """What transforms need to know about the sources."""
+
+    sources: int
+    amplitudes: Tensor | None = None
+    """(sources, 3, height, width // 2 + 1), mean Fourier amplitudes."""
+    feature_statistics: FeatureStatistics | None = None
+    """Of the backbone's early feature maps."""
+
+    @classmethod
+    def of(cls, network: Network) -> "Statistics":
+        return cls(network.sources, network.amplitudes, network.feature_statistics)
+
+
+class CopyFeatures(NamedTuple):
+    """Rescaled features of one copy of the samples, and its weight in the average."""
+
+    feature: Tensor
+    weight: float
+
+
+def check_transforms(names: str, statistics: Statistics) -> None:
+    """Refuse transforms that need statistics which are not there."""
+    for name in parse_transforms(names):
+        needs = TRANSFORMS[name].needs
+        if needs and getattr(statistics, needs) is None:
+            raise Unsuitable(WHY_NOT[needs])
+
+
+def copies_of(images: Tensor, names: str, statistics: Statistics) -> Iterator[tuple[str, Copy]]:
+    """The images themselves, under the name "", then every copy that the transforms make of them.
 
     Args:
-        of: names in `data.views`, joined by +; each, and each turn, counts as much as the image itself.
+        images: uint8 (batch, 3, height, width), on the statistics' device.
+        names: of transforms, joined by +.
+        statistics: of the sources.
+    """
+    yield "", Copy(images, 1.0)
+    for name in parse_transforms(names):
+        for copy in make_copies(name, images, statistics.sources, statistics.amplitudes):
+            yield name, copy
+
+
+def apply_copy(copy: Copy, predict: Callable[[Tensor], T], statistics: Statistics, backbone: Any) -> T:
+    """`predict` on the images of a copy, under AdaIN where it asks for that."""
+    if copy.source == OWN:
+        return predict(copy.images)
+    assert statistics.feature_statistics is not None
+    with statistics.feature_statistics.toward(backbone, copy.source):
+        return predict(copy.images)
+
+
+def average(results: Sequence[AdaptationResult], weights: Sequence[float]) -> AdaptationResult:
+    """Average the probabilities over copies; energies, features and status are those of the sample itself."""
+    if len(results) == 1:
+        return results[0]
+    share = np.asarray(weights) / np.sum(weights)
+
+    def mean(name: str) -> np.ndarray:
+        return sum(w * getattr(result, name) for w, result in zip(share, results))  # type: ignore[return-value]
+
+    averaged = {name: mean(name).astype(np.float32) for name in ("probabilities", "per_source")}
+    return replace(results[0], **averaged)
+
+
+@torch.no_grad()
+def copy_features(
+    names: str,
+    statistics: Statistics,
+    backbone: Any,
+    encode: Callable[[Tensor], Tensor],
+    batches: Iterable[Tensor],
+) -> dict[str, list[CopyFeatures]]:
+    """Features of the samples, under the name "", and of their copies by transform.
+
+    Args:
+        names: of transforms, joined by +.
+        statistics: of the sources.
+        backbone: whose early feature maps AdaIN changes.
+        encode: from uint8 images to features.
+        batches: uint8 images, in order.
+    """
+    found: dict[tuple[str, int], list[Tensor]] = {}
+    weights: dict[tuple[str, int], float] = {}
+
+    def run(images: Tensor) -> Tensor:
+        kind = images.device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+            return encode(images).float()
+
+    for images in batches:
+        for number, (name, copy) in enumerate(copies_of(images, names, statistics)):
+            found.setdefault((name, number), []).append(apply_copy(copy, run, statistics, backbone))
+            weights[name, number] = copy.weight
+    result: dict[str, list[CopyFeatures]] = {}
+    for key, parts in found.items():
+        result.setdefault(key[0], []).append(CopyFeatures(torch.cat(parts), weights[key]))
+    return result
+
+
+def flat(copies: Mapping[str, Sequence[CopyFeatures]]) -> list[CopyFeatures]:
+    """All copies in one list, the samples themselves first."""
+    return [copy for part in copies.values() for copy in part]
+
+
+def predict_copies(
+    network: Network, copies: Sequence[CopyFeatures], settings: AdaptSettings
+) -> AdaptationResult:
+    """Adapt every copy and average."""
+    adapter = EnergyAdaptation(settings)
+    return average([adapter(network, copy.feature) for copy in copies], [copy.weight for copy in copies])
+
+
+def inner_backbone(network: Network) -> Backbone | None:
+    """The backbone itself, without a projection around it."""
+    backbone = network.backbone
+    inner = backbone.backbone if isinstance(backbone, Projected) else backbone
+    return inner if isinstance(inner, Backbone) else None
+
+
+@ADAPTERS.register("tta")
+@dataclass(frozen=True)
+class TestTimeAugmentation:
+    """Average the unadapted predictions on the image and on transformed copies of it.
+
+    Args:
+        transforms: names joined by +.
     """
 
+    __test__: ClassVar[bool] = False
     changes_weights: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = False
     needs_batch: ClassVar[bool] = False
     reads: ClassVar[str] = "inputs"
 
-    of: str = "flip+gray"
+    transforms: str = "hflip+crop"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        transform_names(self.of)
+        parse_transforms(self.transforms)
 
-    def check(self, network: Network) -> None:
-        super().check(network)
-        image_preprocessing(network)
-        check_transforms(self.of, network)
+    def __call__(self, network: Network, inputs: Any) -> AdaptationResult:
+        prepared = image_preprocessing(network)
+        check_transforms(self.transforms, Statistics.of(network))
+        mean, std = prepared.mean, prepared.std
+        batches = [inputs] if isinstance(inputs, Tensor) else inputs
 
-    @torch.no_grad()
-    def stream(self, network: Network, batches: Iterator[Any]) -> Iterator[Response]:
-        features, looks = encoder(network), image_preprocessing(network)
-        seen = partial(look_normalised, mean=looks.mean, std=looks.std)
+        def to_bytes(batch: Tensor) -> Tensor:
+            return as_bytes(denormalize(batch, mean, std))
 
-        def ask(images: Tensor) -> Response:
-            return unadapted(network, features(images))
+        def features(images: Tensor) -> Tensor:
+            return network.features(normalize(images, mean, std))
 
-        for batch in batches:
-            plain, voices = ask(batch), with_tta(self.of, network, ask, batch, seen)
-            yield _mean([plain, *map(_mean, voices)])._replace(feature=plain.feature)
-
-
-def check_transforms(names: str, network: Network) -> None:
-    """Refuse views that a network cannot be asked about."""
-    known = {STYLE: network.amplitudes, ADAIN: network.feature_statistics}
-    for name in transform_names(names):
-        if known.get(name, True) is None:
-            why = {
-                STYLE: "This model knows no styles of its sources. Fit it again with this version.",
-                ADAIN: "This model knows no feature_statistics of its sources: only a convolutional backbone that "
-                "this version fine-tuned does. Ask about other views, or fit it again without --freeze.",
-            }
-            raise Unsuitable(why[name])
-
-
-def with_tta(
-    names: str, network: Network, ask: Callable[[Tensor], T], images: Tensor, look: Look
-) -> Iterator[list[T]]:
-    """What is answered for every picture of each voice: a view is one, and each turn of the view `turn`.
-
-    Args:
-        names: of the views, joined by +.
-        network: knows styles and feature_statistics of its sources.
-        ask: answers for images.
-        images: as they came.
-        look: makes the pictures of a view.
-    """
-    for name in transform_names(names):
-        if name == ADAIN:
-            yield [_toward(network, source, ask, images) for source in range(network.sources)]
-        else:
-            view = VIEWS[name] if name != STYLE else styled(network.amplitudes)  # type: ignore[arg-type]
-            answers = [ask(picture) for picture in look(images, view)]
-            yield from [[answer] for answer in answers] if name == TURN else [answers]
-
-
-def _toward(network: Network, source: int, ask: Callable[[Tensor], T], images: Tensor) -> T:
-    with network.toward(source):
-        return ask(images)
-
-
-def _mean(answers: list[Response]) -> Response:
-    feature, vote, per_source = (torch.stack(values).mean(0) for values in zip(*answers))
-    return Response(feature, vote, per_source)
+        network.eval()
+        backbone, statistics = inner_backbone(network), Statistics.of(network)
+        images = map(to_bytes, batches)
+        copies = copy_features(self.transforms, statistics, backbone, features, images)
+        return predict_copies(network, flat(copies), AdaptSettings().off())

@@ -1,4 +1,4 @@
-"""The command line: one file per subcommand, each a thin layer over the library."""
+"""The command line: one thin file per subcommand, imported when that subcommand runs."""
 
 from sourceward.cli.main import main
 

@@ -1,9 +1,9 @@
-"""`sourceward doctor DATA`: what is in this dataset, and what is wrong with it."""
+"""`sourceward doctor DATA`: report what a dataset holds and what is wrong with it."""
 
 import json as jsonlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,29 +12,38 @@ from rich.progress import Progress
 from rich.table import Table
 
 from sourceward.cli.options import Data, Json, Option, reader_options
-from sourceward.data import open_dataset
-from sourceward.data.diagnosis import Diagnosis
-from sourceward.data.diagnosis import doctor as diagnose
+
+if TYPE_CHECKING:
+    from sourceward.data.diagnosis import Diagnosis
 
 SHOWN_CLASSES = 20
 SHOWN_DOMAINS = 8
 SHOWN_LINES = 5
 WARNING = "[yellow]warning[/yellow] same content under several classes: the labels contradict each other"
-REPEATS = "same content more than once in a class: it may be trained on and selected on"
+REPEATS = "same content more than once in a class: a copy may be in training and validation at once"
 
 
 def doctor(
     data: Data,
-    target: Annotated[list[str] | None, typer.Option(help="A domain that is not trained on.")] = None,
-    allow_missing: Annotated[bool, typer.Option(help="Accept classes that a source lacks.")] = False,
-    quick: Annotated[bool, typer.Option(help="Read image headers only; misses torn files.")] = False,
+    target: Annotated[
+        list[str] | None, typer.Option(help="A domain to leave out of training; may be repeated.")
+    ] = None,
+    allow_missing: Annotated[
+        bool, typer.Option(help="Accept classes that are missing from a source.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option(help="Read image headers only; truncated files are not found.")
+    ] = False,
     option: Option = None,
     json: Json = False,
 ) -> None:
     """Show domains, classes, sizes, duplicates and broken files, and what `fit` would do.
 
-    Exit code 2 when `fit` would refuse the data; the fix is the last thing printed.
+    Exits with code 2 if `fit` would refuse the data, and prints how to fix it.
     """
+    from sourceward.data import open_dataset
+    from sourceward.data.diagnosis import doctor as diagnose
+
     options = reader_options(option)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("Reading samples")
@@ -53,8 +62,8 @@ def doctor(
         raise typer.Exit(2)
 
 
-def render(diagnosis: Diagnosis, console: Console) -> None:
-    """The findings for a person: the table, the facts, the plan or the refusals."""
+def render(diagnosis: "Diagnosis", console: Console) -> None:
+    """Print the table of counts, the findings, and what `fit` would do or why it would refuse."""
     if diagnosis.domains:
         console.print(_counts_table(diagnosis))
     for line in _facts(diagnosis):
@@ -71,8 +80,8 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
         console.print(f"[red]refused[/red] {escape(refusal.reason)} [bold]{escape(refusal.fix)}[/bold]")
 
 
-def _counts_table(diagnosis: Diagnosis) -> Table:
-    """Classes down, domains across; of many, the first few and the sums."""
+def _counts_table(diagnosis: "Diagnosis") -> Table:
+    """Return the samples by class (rows) and domain (columns): the first few of each, and all totals."""
     table = Table(title=escape(diagnosis.name))
     table.add_column("class")
     shown = diagnosis.domains[:SHOWN_DOMAINS]
@@ -97,12 +106,14 @@ def _counts_table(diagnosis: Diagnosis) -> Table:
     return table
 
 
-def _facts(diagnosis: Diagnosis) -> list[str]:
+def _facts(diagnosis: "Diagnosis") -> list[str]:
+    """Return sentences on the number of samples, the image sizes and the split."""
     if not diagnosis.domains:
         return []
     facts = [
         f"{diagnosis.num_samples:,} samples ({diagnosis.kind}), {len(diagnosis.domains)} domains, "
-        f"{len(diagnosis.classes)} classes; largest cell {diagnosis.imbalance:.3g} times the smallest."
+        f"{len(diagnosis.classes)} classes. "
+        f"The largest class of a domain has {diagnosis.imbalance:.3g} times the samples of the smallest."
     ]
     if diagnosis.image_sizes:
         sizes = diagnosis.image_sizes
@@ -110,11 +121,12 @@ def _facts(diagnosis: Diagnosis) -> list[str]:
         facts.append(f"Image sizes: {small} to {large}, median {middle}.")
     if diagnosis.split:
         train, val = diagnosis.split
-        facts.append(f"Split: {train:,} to train on, {val:,} to select on, {diagnosis.split_by}.")
+        facts.append(f"Split: {train:,} for training, {val:,} for validation, {diagnosis.split_by}.")
     return facts
 
 
 def _section(console: Console, title: str, lines: Sequence[str], limit: int = SHOWN_LINES) -> None:
+    """Print a title and the first lines below it; nothing if there are none."""
     if not lines:
         return
     console.print(f"[bold]{title}[/bold]" + (f" ({len(lines):,})" if len(lines) > limit else ""))

@@ -1,4 +1,4 @@
-"""`sourceward evaluate RUN DATA`: does adaptation help this model on these domains?"""
+"""`sourceward evaluate RUN DATA`: measure what adaptation changes on labelled domains."""
 
 import json as jsonlib
 from typing import Annotated, Any
@@ -12,11 +12,12 @@ from sourceward.cli.options import (
     Data,
     Device,
     Json,
+    NumSteps,
     Option,
     RunPath,
-    Views,
-    asked_model,
+    Tta,
     bars,
+    load_model,
     reader_options,
     wide_console,
 )
@@ -25,64 +26,68 @@ from sourceward.cli.options import (
 def evaluate(
     run: RunPath,
     data: Data,
-    target: Annotated[list[str] | None, typer.Option(help="A domain to look at; may be repeated.")] = None,
-    num_steps: Annotated[int | None, typer.Option(help="Steps of the walk, if not the model's own.")] = None,
-    views: Views = None,
+    target: Annotated[list[str] | None, typer.Option(help="A domain to evaluate; may be repeated.")] = None,
+    num_steps: NumSteps = None,
+    tta: Tta = None,
     option: Option = None,
     device: Device = "auto",
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bars.")] = False,
 ) -> None:
-    """Accuracy with and without adaptation, for each domain and source, with a 95 % interval of the gain.
+    """Measure accuracy with and without adaptation, per domain and source, with a 95 % interval of the gain.
 
-    Without --target it looks at the domains that the model was not trained on, or at all of them. The mean
-    leaves out domains that it was trained on, unless there are no others. Views count as adaptation.
+    Without --target, it evaluates the domains that the model was not trained on, or all if there are no
+    others. Domains that the model was trained on do not count in the mean, unless there are no others.
+    Test-time augmentation is part of adaptation.
     """
     from sourceward.data import open_dataset
     from sourceward.model import evaluate as measure
 
-    model = asked_model(run, device, num_steps, views)
+    model = load_model(run, device, num_steps, tta)
     dataset = open_dataset(data, **reader_options(option))
     result = measure(model, dataset, target=target or (), progress=bars(quiet))
     if json:
         typer.echo(jsonlib.dumps(result, indent=2))
     else:
-        off = not model.views and model.settings == model.settings.off()
-        render(result, wide_console(), off, model.views)
+        off = not model.tta and model.settings == model.settings.off()
+        render(result, wide_console(), off, model.tta)
 
 
-def render(result: dict[str, Any], console: Console, off: bool = False, views: str = "") -> None:
+def render(result: dict[str, Any], console: Console, off: bool = False, tta: str = "") -> None:
+    """Print a row for each domain and each source, and one sentence on what the numbers show."""
     table = Table(title="Accuracy, %")
-    for column in ("domain", "samples", "votes", "no adaptation", "adapted", "gain (95 % interval)"):
-        table.add_column(column, justify="left" if column in ("domain", "votes") else "right")
+    for column in ("domain", "samples", "source", "no adaptation", "adapted", "gain (95 % interval)"):
+        table.add_column(column, justify="left" if column in ("domain", "source") else "right")
     seen = [scores["trained_on"] for scores in result["domains"].values()]
     for name, scores in result["domains"].items():
-        told = f"{name} (trained on)" if scores["trained_on"] else name
-        table.add_row(escape(told), f"{scores['samples']:,}", "[bold]all[/bold]", *_cells(scores))
+        shown = f"{name} (trained on)" if scores["trained_on"] else name
+        table.add_row(escape(shown), f"{scores['samples']:,}", "[bold]all[/bold]", *_cells(scores))
         for source, own in scores["per_source"].items():
             table.add_row("", "", escape(source), *_percent(own["unadapted"], own["adapted"]), "")
     if len(result["domains"]) > 1:
         table.add_section()
-        of = "mean of the unseen" if any(seen) and not all(seen) else "mean"
-        table.add_row(of, f"{result['mean']['samples']:,}", "all", *_cells(result["mean"]))
+        mean = "mean of the unseen" if any(seen) and not all(seen) else "mean"
+        table.add_row(mean, f"{result['mean']['samples']:,}", "all", *_cells(result["mean"]))
     console.print(table)
     if all(seen):
-        console.print("The model was trained on these domains: on others it may be worse.", highlight=False)
-    console.print(verdict(result["mean"], off, views), highlight=False)
+        console.print(
+            "The model was trained on these domains; expect lower accuracy on others.", highlight=False
+        )
+    console.print(verdict(result["mean"], off, tta), highlight=False)
 
 
-def verdict(scores: dict[str, Any], off: bool = False, views: str = "") -> str:
-    """One sentence for somebody who has to decide."""
+def verdict(scores: dict[str, Any], off: bool = False, tta: str = "") -> str:
+    """Return one sentence on whether adaptation helps."""
     if off:
-        return "Adaptation is off, so no answer changes: `fit` found no gain, or 0 steps were asked for."
+        return "Adaptation is off, so no prediction changes: `fit` found no gain, or --num-steps is 0."
     if scores["gain_low"] > 0:
-        return "Adaptation helps here: the whole interval lies above 0."
+        return "Adaptation helps here: the interval of the gain is above 0."
     if scores["gain_high"] < 0:
-        without = f"--num-steps 0{' --views none' if views else ''}"
-        return f"Adaptation hurts here: the whole interval lies below 0. Predict with {without}."
+        without = f"--num-steps 0{' --tta none' if tta else ''}"
+        return f"Adaptation hurts here: the interval of the gain is below 0. Predict with {without}."
     if scores["gain_low"] == scores["gain_high"] == 0:
-        return "No difference: adaptation mends no wrong answer here, and spoils no right one."
-    return "No clear difference: the interval holds 0. More labelled samples would narrow it."
+        return "No difference: adaptation corrects no prediction here and makes none wrong."
+    return "No clear difference: the interval contains 0. More labelled samples would narrow it."
 
 
 def _cells(scores: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`sourceward fit DATA --out RUN`: from labelled domains to a model folder."""
+"""`sourceward fit DATA --out RUN`: train on labelled domains and write a model folder."""
 
 import json as jsonlib
 import shlex
@@ -13,57 +13,57 @@ from rich.table import Table
 from sourceward.cli.options import Data, Device, Json, Option, Quiet, bars, reader_options
 
 FREEZE_HINT = (
-    "With --freeze heads and energies train on fixed features in about a minute on a CPU: the place to "
-    "start, with embeddings of a foundation model above all."
+    "With --freeze, heads and energies train on fixed features in about a minute on a CPU. Start with it, "
+    "above all with features of a foundation model."
 )
 
 
 def fit(
     data: Data,
-    out: Annotated[str, typer.Option(help="Folder of the run; an unfinished run in it goes on.")],
+    out: Annotated[str, typer.Option(help="Folder of the run; an unfinished run in it is resumed.")],
     target: Annotated[list[str] | None, typer.Option(help="A domain to leave out; may be repeated.")] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="timm:resnet18, torchvision:..., hf:..., or a folder.")
+        str | None, typer.Option(help="timm:NAME, torchvision:NAME, hf:NAME, or a folder.")
     ] = None,
     weights: Annotated[
-        str, typer.Option(help="A file, `default` for the library's, `none` for random.")
+        str, typer.Option(help="A file, `default` for the library's weights, `none` for random ones.")
     ] = "default",
     freeze: Annotated[
         bool, typer.Option("--freeze", help=f"Do not train the backbone. {FREEZE_HINT}")
     ] = False,
     preset: Annotated[
-        str | None, typer.Option(help="Settings of the paper: `sourceward list presets`.")
+        str | None, typer.Option(help="Settings of an experiment: see `sourceward list presets`.")
     ] = None,
     config: Annotated[str | None, typer.Option(help="A JSON file of settings.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be repeated.")
     ] = None,
     max_iter: Annotated[
         int | None,
-        typer.Option(help="Iterations on heads and energies; --set finetune.max_iter=... on the backbone."),
+        typer.Option(help="Iterations for heads and energies; --set finetune.max_iter=N for the backbone."),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples of each source per such iteration.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples of each source per iteration.")] = None,
     option: Option = None,
     device: Device = "auto",
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Accept classes that a source lacks.")
+        bool, typer.Option("--allow-missing", help="Accept classes that are missing from a source.")
     ] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard, too.")
+        bool, typer.Option("--tensorboard", help="Also write metrics for TensorBoard.")
     ] = False,
     save_features: Annotated[
-        str | None, typer.Option(help="Write features of all domains, the target's too, to an .npz.")
+        str | None, typer.Option(help="Also write the features of all domains, target included, to an .npz.")
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train on every domain but --target and write a model folder.
 
-    The backbone is fine-tuned first, as a classifier; heads and energies then train on its features.
-    --set recipe=joint trains all of them together, as the paper does. A run that was killed goes on where it
-    was when the same command is given again. Model selection looks at held-out samples of the source
-    domains, never at the target. Start with --freeze.
+    First the backbone is fine-tuned as a classifier, then heads and energies are trained on its features.
+    --set recipe=joint trains all of them together, as the paper does. To resume a killed run, give the same
+    command again. Model selection uses held-out samples of the source domains and never the target. Start
+    with --freeze.
     """
     from sourceward.data import open_dataset
     from sourceward.fitting import fit as run
@@ -106,9 +106,8 @@ def fit(
 
 
 def _summary(info: dict[str, Any], out: str, following: str, finished: bool) -> None:
-    from sourceward.estimator import ExpectedGain
-    from sourceward.model.card import views_text
-    from sourceward.validation.leave_one_domain_out import FEWEST_SOURCES
+    """Print accuracy on source validation, the expected gain, and the command to run next."""
+    from sourceward.model.card import expected_gain_text
 
     console, metrics = Console(), info["metrics"]
     if "finetune" in metrics:
@@ -117,25 +116,19 @@ def _summary(info: dict[str, Any], out: str, following: str, finished: bool) -> 
     for column in ("source", "samples", "no adaptation", "adapted"):
         table.add_column(column, justify="left" if column == "source" else "right")
     for name, scores in metrics["per_source"].items():
-        cells = (f"{100 * scores[key]:.1f}" for key in ("unadapted", "adapted"))
-        table.add_row(escape(name), f"{scores['samples']:,}", *cells)
+        accuracies = (f"{100 * scores[key]:.1f}" for key in ("unadapted", "adapted"))
+        table.add_row(escape(name), f"{scores['samples']:,}", *accuracies)
     console.print(table)
-    if info.get("expected_gain"):
-        told = str(ExpectedGain(**info["expected_gain"]))
-        console.print(f"Will adaptation help? {told[0].upper()}{told[1:]}.", highlight=False, markup=False)
-    elif len(info["data"]["sources"]) < FEWEST_SOURCES:
-        few = f"Will adaptation help? {FEWEST_SOURCES} sources or more could tell, and labelled samples:"
-        console.print(f"{few} `evaluate`.", highlight=False)
-    if info.get("tta_gain"):
-        console.print(f"Other pictures? {views_text(info['tta_gain'])}", highlight=False, markup=False)
-    when = "it was there already" if finished else f"after {metrics['seconds']:.0f} s"
-    console.print(f"Model in {escape(out)}, {when}. Next:", highlight=False)
+    console.print(expected_gain_text(info.get("expected_gain")), highlight=False, markup=False)
+    when = "was trained already" if finished else f"took {metrics['seconds']:.0f} s"
+    console.print(f"The model is in {escape(out)} and {when}. Next:", highlight=False)
     console.print(f"  {escape(following)}", highlight=False, soft_wrap=True)
     if info["training"]["backbone"] is not None and not info["training"]["freeze"]:
         console.print(FREEZE_HINT, highlight=False)
 
 
 def _fine_tuned(scores: dict[str, Any], cost: dict[str, Any]) -> str:
+    """Return a sentence on the accuracy and the cost of fine-tuning."""
     speed = f", {cost['images_per_second']:,.0f} samples/s" if cost["images_per_second"] else ""
     return (
         f"Fine-tuned backbone: {100 * scores['accuracy']:.1f} % on source validation with its linear head, "

@@ -1,4 +1,4 @@
-"""`sourceward list datasets|adapters|backbones|presets|experiments`: the names that other commands take."""
+"""`sourceward list datasets|adapters|backbones|presets|transforms|experiments`: names for other commands."""
 
 import json as jsonlib
 from typing import Annotated, Any
@@ -12,11 +12,15 @@ from sourceward.cli.options import Json
 
 
 def list(
-    what: Annotated[str, typer.Argument(help="datasets, adapters, backbones, presets or experiments.")],
-    filter: Annotated[str | None, typer.Argument(help="A word or glob that the name must match.")] = None,
+    what: Annotated[
+        str, typer.Argument(help="datasets, adapters, backbones, presets, transforms or experiments.")
+    ],
+    filter: Annotated[
+        str | None, typer.Argument(help="A substring or glob that the name must match.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show what can be named: datasets, adapters, backbones, presets, experiments."""
+    """List datasets, adapters, backbones, presets, transforms or experiments."""
     if what not in LISTS:
         raise unknown_name("list", what, LISTS)
     entries = LISTS[what](filter)
@@ -58,19 +62,19 @@ def _adapters(filter: str | None) -> Any:
 
 
 def _controls() -> Any:
-    """Of `bench` alone: classifiers trained anew on the same features, which answer sample by sample."""
+    """Return the controls of `bench`: classifiers trained on the same features, stateless at test time."""
     from sourceward.bench.specs import LINEAR, SINGLE
 
     about = {
         LINEAR: "Control of `bench`: logistic regression on the same features.",
-        SINGLE: "Control of `bench`: a classifier generated for each sample (Xiao et al. 2022).",
+        SINGLE: "Control of `bench`: a classifier generated for each sample (Xiao et al., 2022).",
     }
     alone = {"changes_weights": False, "keeps_state": False, "needs_batch": False, "reads": "features"}
     return [{"name": name, **alone, "about": text} for name, text in about.items()]
 
 
 def _print_traits(console: Console, entries: Any) -> None:
-    """What each adapter asks of a deployment, in columns."""
+    """Print what each adapter reads and whether it changes weights, keeps state or needs a batch."""
     layout = "{:<18} {:<10} {:<9} {:<7} {:<7} {}"
     console.print(layout.format("name", "reads", "changes", "keeps", "needs", ""), style="bold")
     console.print(layout.format("", "", "weights", "state", "batch", ""), style="bold")
@@ -107,24 +111,30 @@ def _presets(filter: str | None) -> Any:
 
 
 def _print_presets(console: Console, entries: Any) -> None:
-    """Of one, a line for each value, with its source; of several, what each source says."""
+    """Print one preset with the source of every value, or several with their values grouped by source."""
     for entry in entries:
         backbone, settings = entry["backbone"], entry["settings"]
         console.print(f"[bold]{escape(entry['name'])}[/bold]")
         console.print(escape(f"  {entry['about']}. Data {entry['dataset']}:/path"))
         values = {"--backbone": backbone, **settings}
         if len(entries) == 1:
-            for name, said in values.items():
-                console.print(escape(f"  {name:<24} {said['value']!s:<28} {said['source']}"))
+            for name, value in values.items():
+                console.print(escape(f"  {name:<24} {value['value']!s:<28} {value['source']}"))
             continue
-        by: dict[str, str] = {}
-        for name, said in values.items():
-            who = said["source"].partition(":")[0]
-            by[who] = f"{by.get(who, '')} {name}={said['value']}"
-        for who, told in by.items():
-            console.print(escape(f"  {who}:{told}"))
+        grouped: dict[str, str] = {}
+        for name, value in values.items():
+            source = value["source"].partition(":")[0]
+            grouped[source] = f"{grouped.get(source, '')} {name}={value['value']}"
+        for source, assignments in grouped.items():
+            console.print(escape(f"  {source}:{assignments}"))
     if len(entries) > 1:
-        console.print("`sourceward list presets NAME` says more of each value.")
+        console.print("`sourceward list presets NAME` prints the source of each value.")
+
+
+def _transforms(filter: str | None) -> Any:
+    from sourceward.data.transforms import TRANSFORMS
+
+    return [{"name": name, "about": TRANSFORMS[name].about} for name in TRANSFORMS if _matches(name, filter)]
 
 
 def _experiments(filter: str | None) -> Any:
@@ -138,16 +148,16 @@ def _experiments(filter: str | None) -> Any:
 
 
 def _no_match(what: str, filter: str | None) -> InputError:
-    """Near names where the list is short; there are thousands of backbones."""
+    """Return the error for a filter without a match, with near names; backbones are too many for that."""
     if what == "backbones":
-        return InputError(f"No backbone matches {filter!r}. `sourceward list backbones` names all.")
+        return InputError(f"No backbone matches {filter!r}. `sourceward list backbones` lists all.")
     return unknown_name(what.removesuffix("s"), filter, [entry["name"] for entry in LISTS[what](None)])
 
 
 def _matches(name: str, filter: str | None) -> bool:
     from fnmatch import fnmatchcase
 
-    names = (name, name.partition(":")[2])  # that of a backbone, without its family
+    names = (name, name.partition(":")[2])  # a backbone matches without its family, too
     return filter is None or filter in name or any(fnmatchcase(each, filter) for each in names)
 
 
@@ -156,5 +166,6 @@ LISTS = {
     "adapters": _adapters,
     "backbones": _backbones,
     "presets": _presets,
+    "transforms": _transforms,
     "experiments": _experiments,
 }

@@ -16,40 +16,48 @@ Option = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="Of the data's reader. Of a table: domain, label, text, image, id or split=COLUMN, "
-        "delimiter=SIGN. Of a known dataset: see `sourceward list datasets`.",
+        help="An option of the dataset reader; may be repeated. For a table: domain, label, text, image, id "
+        "or split=COLUMN, delimiter=CHARACTER. For a known dataset: see `sourceward list datasets`.",
     ),
 ]
-RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A model folder, as `fit` writes it.")]
+RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A model folder, written by `fit`.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Views = Annotated[
+Tta = Annotated[
     str | None,
     typer.Option(
-        help="Views to ask about beside each image, by comma: flip, zoom, turn, gray, sketch, style, "
-        "feature_statistics; or none."
+        metavar="NAMES",
+        help="Test-time augmentation instead of the model's own: transforms joined by +, such as "
+        "hflip+adain, or none. See `sourceward list transforms`.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no summary.")]
+NumSteps = Annotated[
+    int | None,
+    typer.Option(
+        help="Langevin steps instead of the model's own number. 0 predicts without adaptation, and without "
+        "test-time augmentation unless --tta names it."
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print neither progress bars nor a summary.")]
 
 
 def reader_options(texts: list[str] | None) -> dict[str, Any]:
-    """What every `--option` says, as `open_dataset` takes it."""
+    """Return the values of all `--option`, as keyword arguments of `open_dataset`."""
     from sourceward._util.values import parse_assignments
 
     return parse_assignments(texts or [], "--option")
 
 
 OWN_FLAGS = {
-    "random_state": "name seeds with --seeds",
-    "device": "name it with --device",
-    "checkpoint": "models are kept below --out",
+    "random_state": "use --seeds",
+    "device": "use --device",
+    "checkpoint": "models are stored under --out",
 }
-"""Settings of one training that a command of many trainings sets itself, and what to do instead."""
+"""Settings that a command which trains many models sets itself, and what to do instead."""
 
 
 def training_settings(texts: list[str] | None) -> dict[str, Any]:
-    """What every `--set` says, for commands that train many models."""
+    """Return the values of all `--set`, for commands that train many models."""
     from sourceward._util.values import parse_assignments
 
     settings = parse_assignments(texts or [])
@@ -60,7 +68,7 @@ def training_settings(texts: list[str] | None) -> dict[str, Any]:
 
 
 def seed_numbers(text: str) -> tuple[int, ...]:
-    """What `--seeds` says: a seed named twice would be counted as two trainings."""
+    """Parse `--seeds`. A repeated seed is refused: it would count as two trainings."""
     seeds = numbers("seeds", text)
     if len(set(seeds)) < len(seeds):
         raise InputError(f"Expected every seed once in --seeds, but got {text!r}.")
@@ -68,37 +76,41 @@ def seed_numbers(text: str) -> tuple[int, ...]:
 
 
 def numbers(name: str, text: str, beside: str = "") -> list[int]:
-    """Whole numbers by comma, none below 0; `beside` names what else may stand there."""
+    """Parse whole numbers of 0 or more, separated by commas; `beside` names what else the option accepts."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"Expected whole numbers{beside} by comma in --{name}, but got {text!r}.") from None
+        raise InputError(
+            f"Expected whole numbers{beside}, separated by commas, in --{name}, but got {text!r}."
+        ) from None
     if min(found) < 0:
         raise InputError(f"Expected numbers of 0 or more in --{name}, but got {text!r}.")
     return found
 
 
 def wide_console(stderr: bool = False) -> Console:
-    """As wide as the terminal; wide enough for a table where there is none."""
+    """Return a console as wide as the terminal, or `WIDE` if the output goes to a file."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=WIDE)
 
 
 def bars(quiet: bool) -> bool | None:
-    """What `progress=` wants: off, or when somebody is watching."""
+    """Return the value of `progress=`: False for no bars, None for bars if standard error is a terminal."""
     return False if quiet else None
 
 
-def asked_model(run: str, device: str, num_steps: int | None, views: str | None) -> Any:
-    """The model of a folder with what `--num-steps` and `--views` say; 0 steps are no adaptation at all, and
-    have no views but those that are named."""
+def load_model(run: str, device: str, num_steps: int | None, tta: str | None) -> Any:
+    """Load a model folder and apply `--num-steps` and `--tta`.
+
+    0 steps mean no adaptation, so the model's own test-time augmentation is off then, too.
+    """
     from sourceward.model import load
 
     model = load(run, device)
-    if views is not None:
-        model.with_tta("" if views == "none" else views.replace(",", "+"))
+    if tta is not None:
+        model = model.with_tta("" if tta == "none" else tta)
     elif num_steps == 0:
-        model.with_tta("")
+        model = model.with_tta("")
     if num_steps is not None:
-        model.settings = model.asked(num_steps)
+        model.adapter.set_params(num_steps=num_steps)
     return model

@@ -1,4 +1,4 @@
-"""`sourceward predict RUN INPUT... --out p.csv`: labels for files, with what stands behind them."""
+"""`sourceward predict RUN INPUT... --out p.csv`: labels, probabilities and energies for files."""
 
 import json as jsonlib
 from dataclasses import asdict
@@ -10,12 +10,13 @@ from sourceward._util.errors import unknown_name
 from sourceward.cli.options import (
     Device,
     Json,
+    NumSteps,
     Option,
     Quiet,
     RunPath,
-    Views,
-    asked_model,
+    Tta,
     bars,
+    load_model,
     reader_options,
 )
 
@@ -30,51 +31,53 @@ def predict(
     ],
     out: Annotated[str, typer.Option(help="File to write, .csv or .jsonl.")],
     column: Annotated[
-        str | None, typer.Option(help="Column of a table that holds the texts or paths.")
+        str | None, typer.Option(help="Column of a table that holds the texts or image paths.")
     ] = None,
     option: Option = None,
-    num_steps: Annotated[int | None, typer.Option(help="Steps of the walk; 0 for no adaptation.")] = None,
-    views: Views = None,
+    num_steps: NumSteps = None,
+    tta: Tta = None,
     device: Device = "auto",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict files. Each row has label, probability, each source's vote and energies, and a status.
+    """Predict files. Each row has label, probability, status, and the label and energies of each source.
 
-    An input that cannot be read gets a row that says so, and the rest go on. Of a table, `--option text=NAME`
-    (or image=NAME) is `--column NAME`, so that the options of `fit` may be given again.
+    An input that cannot be read gets a row with the reason, and the other inputs are predicted. For a table,
+    `--option text=NAME` (or image=NAME) means `--column NAME`, so the options of `fit` can be repeated here.
 
     The status of a row:
 
-    moved: at least one source moved the sample.
-    not_adapted: no step was asked for, as on every row where adaptation is off.
-    energy_not_lower: no source found a lower energy; not moved.
-    nonfinite: the walk left the finite numbers; the unadapted answer.
-    unreadable: no answer; `reason` says why.
+    adapted: the energy of at least one source fell along its chain.
+    not_adapted: adaptation is off, or the number of steps is 0.
+    energy_not_lower: no step lowered the energy of any source; the sample was not changed.
+    nonfinite: adaptation gave NaN or infinity; the prediction is the unadapted one.
+    unreadable: the input could not be read; `reason` says why.
     """
     from sourceward.model.predicting import predict_files
 
     options = table_options(option)
-    model = asked_model(run, device, num_steps, views)
+    model = load_model(run, device, num_steps, tta)
     column, delimiter = column or options.get(model.kind), options.get("delimiter")
-    answered, failures = predict_files(
+    predicted, failures = predict_files(
         model, inputs, out, column=column, delimiter=delimiter, progress=bars(quiet)
     )
     if json:
         unreadable = [asdict(failure) for failure in failures]
-        typer.echo(jsonlib.dumps({"out": out, "answered": answered, "unreadable": unreadable}))
+        typer.echo(jsonlib.dumps({"out": out, "predicted": predicted, "unreadable": unreadable}))
         return
     if not quiet:
-        typer.echo(f"{answered:,} input{'s' * (answered != 1)} answered in {out}.", err=True)
+        typer.echo(f"Predicted {predicted:,} input{'s' * (predicted != 1)}; the rows are in {out}.", err=True)
     if failures:
         for failure in failures[:SHOWN]:
             typer.echo(f"unreadable {failure.name}: {failure.reason}", err=True)
         more = f" ({len(failures) - SHOWN:,} more not shown)" if len(failures) > SHOWN else ""
-        typer.echo(f"{len(failures):,} of the inputs could not be read{more}; {out} marks them.", err=True)
+        typer.echo(
+            f"{len(failures):,} of the inputs could not be read{more}; they are marked in {out}.", err=True
+        )
 
 
 def table_options(option: list[str] | None) -> dict[str, str]:
-    """Options of a table; those that name columns of labels and domains have no part in a prediction."""
+    """Check the options of a table. Those that name label and domain columns are accepted and not used."""
     import inspect
 
     from sourceward.data.table import read_table

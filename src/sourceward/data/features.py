@@ -1,4 +1,4 @@
-"""Features of a backbone that is not trained, of samples and of copies of them: computed once and kept."""
+"""Features of a frozen backbone, of samples and of changed copies of them: computed once and cached on disk."""
 
 import hashlib
 import json
@@ -17,12 +17,11 @@ from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
 from sourceward._util.storage import load_tensors, save_tensors, tensor_hash
 from sourceward.data import DomainDataset, cache_folder
-from sourceward.data.corrupting import corrupt_cycling as corrupt_in_turn
-from sourceward.data.corrupting import corruption_generator as corruption_noise
+from sourceward.data.corrupting import corrupt_cycling, corruption_generator
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
-from sourceward.data.image_ops import mix_amplitude_toward as toward_amplitude
-from sourceward.data.loading import Changed, Samples, check_kind, encode, prepare_samples
-from sourceward.data.transforms import SHARE, as_bytes
+from sourceward.data.image_ops import mix_amplitude_toward
+from sourceward.data.loading import ChangedSamples, Samples, check_kind, encode, prepare_samples
+from sourceward.data.transforms import AMPLITUDE_SHARE, as_bytes
 from sourceward.nn.backbones import Backbone
 
 
@@ -42,18 +41,18 @@ def extract_features(
 
 
 @dataclass(frozen=True)
-class Corrupted(Changed):
+class Corrupted(ChangedSamples):
     """Samples under one corruption, severities in turn."""
 
     name: str
     offset: int
     seed: int
 
-    def kept(self, rows: slice) -> Iterator[Tensor]:
+    def stored(self, rows: slice) -> Iterator[Tensor]:
         first, generator = self.offset, None
-        for images in self.samples.kept(rows):
-            generator = generator or corruption_noise(images.device, self.name, self.seed)
-            yield corrupt_in_turn(images, self.name, first, generator)
+        for images in self.samples.stored(rows):
+            generator = generator or corruption_generator(images.device, self.name, self.seed)
+            yield corrupt_cycling(images, self.name, first, generator)
             first += len(images)
 
 
@@ -66,48 +65,48 @@ def corrupted_features(
 
 
 @dataclass(frozen=True)
-class Styled(Changed):
-    """Images, each half way to the style of a source."""
+class AmplitudeMixed(ChangedSamples):
+    """Images whose Fourier amplitudes are mixed with the mean amplitudes of a source."""
 
-    styles: Tensor
+    amplitudes: Tensor
     """(sources, 3, height, width // 2 + 1)."""
     toward: Tensor
     """The source of each row."""
 
-    def kept(self, rows: slice) -> Iterator[Tensor]:
+    def stored(self, rows: slice) -> Iterator[Tensor]:
         first = rows.start
-        for images in self.samples.kept(rows):
-            style = self.amplitudes[self.toward[first : first + len(images)]]
-            there = toward_amplitude(images.float() / 255, style, SHARE)
+        for images in self.samples.stored(rows):
+            own = self.amplitudes[self.toward[first : first + len(images)]]
+            there = mix_amplitude_toward(images.float() / 255, own, AMPLITUDE_SHARE)
             yield as_bytes(there)
             first += len(images)
 
 
-def extract_styled(
+def extract_amplitude_mixed(
     dataset: DomainDataset,
     backbone: Backbone,
-    styles: Tensor,
+    amplitudes: Tensor,
     toward: np.ndarray,
     device: torch.device,
     show: bool | None = None,
 ) -> np.ndarray:
-    """Features of every image half way to the style of source `toward`; kept on disk."""
+    """Features of every image with amplitudes mixed toward source `toward`; kept on disk."""
     backbone = backbone.to(device).eval()
 
     def compute() -> Tensor:
         samples = prepare_samples(dataset, backbone, device, show=show)
-        copies = Styled(samples, styles, torch.from_numpy(toward).to(device))
-        with progress_bar(len(dataset), "features in other styles", show) as advance:
+        copies = AmplitudeMixed(samples, amplitudes, torch.from_numpy(toward).to(device))
+        with progress_bar(len(dataset), "features in other amplitudes", show) as advance:
             return encode(backbone, copies, slice(0, len(dataset)), advance)
 
-    told = tensor_hash({"amplitudes": styles, "toward": torch.from_numpy(toward)})
-    return _kept(f"{dataset.content_hash()}{_identity(backbone, device)}{told}", backbone, compute)
+    identity = tensor_hash({"amplitudes": amplitudes, "toward": torch.from_numpy(toward)})
+    return _kept(f"{dataset.content_hash()}{_identity(backbone, device)}{identity}", backbone, compute)
 
 
 def extract_corrupted(
     dataset: DomainDataset, backbone: Backbone, device: torch.device, seed: int = 0, show: bool | None = None
 ) -> np.ndarray:
-    """`corrupted_features` of a whole dataset by a backbone that is not trained; kept on disk."""
+    """`corrupted_features` of a whole dataset by a frozen backbone; kept on disk."""
     backbone = backbone.to(device).eval()
 
     def compute() -> Tensor:
@@ -118,7 +117,12 @@ def extract_corrupted(
 
 
 def _domain_features(
-    part: DomainDataset, name: str, backbone: Backbone, device: torch.device, identity: str, show: bool | None
+    part: DomainDataset,
+    name: str,
+    backbone: Backbone,
+    device: torch.device,
+    identity: str,
+    show: bool | None,
 ) -> np.ndarray:
     backbone = backbone.to(device).eval()
 

@@ -1,4 +1,4 @@
-"""Samples on their way to a backbone: resident on the device where they fit, streamed where they do not."""
+"""Loading samples for a backbone: resident on the device where they fit, streamed where they do not."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,53 +10,54 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
-from sourceward.algorithm import Batch
 from sourceward.data import DomainDataset, decode_images
 from sourceward.data.augment import Augmentation, augment
 from sourceward.data.decode import INTERPOLATIONS, Geometry
+from sourceward.data.feeds import Feed, Inputs, ResidentFeed, unflatten
+from sourceward.data.split import split_sources
 from sourceward.data.stream import DomainBatches, fits_in_memory, in_order, stream_batches
+from sourceward.functional.negatives import Batch
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
-from sourceward.training.loop import Feed, Inputs, ResidentFeed, unflatten
 
 
 def rows_per_pass(device: torch.device) -> int:
-    """Of a backbone, where nothing is learned."""
+    """Rows of one backbone pass without training."""
     return 512 if device.type == "cuda" else 16  # more do not fit the caches of a core
 
 
-class Shown(Protocol):
-    """Samples that a backbone can be shown, row by row."""
+class StoredSamples(Protocol):
+    """Samples that a backbone can read, row by row."""
 
     @property
-    def plain(self) -> Callable[[Tensor], Inputs]:
-        """From rows as they are kept to what the backbone takes."""
+    def normalize(self) -> Callable[[Tensor], Inputs]:
+        """From stored rows to what the backbone takes."""
 
-    def kept(self, rows: slice) -> Iterator[Tensor]:
-        """Rows in order, as they are kept: uint8 pixels where they are images."""
+    def stored(self, rows: slice) -> Iterator[Tensor]:
+        """Rows in order, as they are stored: uint8 pixels for images."""
 
     def batches(self, rows: slice) -> Iterator[Inputs]:
         """Rows in order, not augmented."""
 
 
 @dataclass(frozen=True)
-class Changed:
+class ChangedSamples:
     """Samples, shown otherwise than they are kept: a kind of change says how in `kept`."""
 
-    samples: Shown
+    samples: StoredSamples
 
     @property
-    def plain(self) -> Callable[[Tensor], Inputs]:
-        return self.samples.plain
+    def normalize(self) -> Callable[[Tensor], Inputs]:
+        return self.samples.normalize
 
-    def kept(self, rows: slice) -> Iterator[Tensor]:
+    def stored(self, rows: slice) -> Iterator[Tensor]:
         raise NotImplementedError
 
     def batches(self, rows: slice) -> Iterator[Inputs]:
-        return map(self.plain, self.kept(rows))
+        return map(self.normalize, self.stored(rows))
 
 
-class Samples(Shown, Protocol):
-    """The samples of one dataset, ready for a backbone to look at and to learn from."""
+class Samples(StoredSamples, Protocol):
+    """The samples of one dataset, for prediction and for training."""
 
     def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
         """Training batches: `batch_size` rows of each part, from iteration `start` on."""
@@ -66,20 +67,20 @@ class Samples(Shown, Protocol):
 class Resident:
     """Rows that live on the device: features, uint8 images, or tokens.
 
-    `plain` turns rows into what the backbone takes; `augmented` does so for training. `shifted` are rows and
-    labels that a lone source practises on.
+    `normalize` turns rows into what the backbone takes; `augmented` does so for training. `shifted` are rows and
+    labels that serve a single source as negatives.
     """
 
     rows: Tensor
-    plain: Callable[[Tensor], Inputs]
+    normalize: Callable[[Tensor], Inputs]
     augmented: Callable[[Tensor, torch.Generator], Inputs] | None = None
     shifted: tuple[Tensor, Tensor] | None = None
 
-    def kept(self, rows: slice) -> Iterator[Tensor]:
+    def stored(self, rows: slice) -> Iterator[Tensor]:
         yield from self.rows[rows].split(rows_per_pass(self.rows.device))
 
     def batches(self, rows: slice) -> Iterator[Inputs]:
-        return map(self.plain, self.kept(rows))
+        return map(self.normalize, self.stored(rows))
 
     def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
         inputs, own = [self.rows[part] for part in parts], [labels[part] for part in parts]
@@ -92,17 +93,17 @@ class Streamed:
 
     dataset: DomainDataset
     shape: Geometry
-    plain: Callable[[Tensor], Inputs]
+    normalize: Callable[[Tensor], Inputs]
     augmented: Callable[[Tensor, torch.Generator], Inputs]
     device: torch.device
 
-    def kept(self, rows: slice) -> Iterator[Tensor]:
+    def stored(self, rows: slice) -> Iterator[Tensor]:
         part = self.dataset.select(np.arange(len(self.dataset))[rows])
         for batch in self._stream(part, in_order(len(part), rows_per_pass(self.device))):
             yield batch.images.to(self.device, non_blocking=True)
 
     def batches(self, rows: slice) -> Iterator[Inputs]:
-        return map(self.plain, self.kept(rows))
+        return map(self.normalize, self.stored(rows))
 
     def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
         rows = np.concatenate([np.arange(len(self.dataset))[part] for part in parts])
@@ -139,12 +140,12 @@ def prepare_samples(
         return _tokens(dataset, backbone, device)
     assert isinstance(backbone.preprocessing, ImagePreprocessing)
     shape = image_geometry(backbone.preprocessing)
-    plain, augmented = _image_steps(backbone.preprocessing, augmentation or Augmentation())
+    normalize, augmented = _image_steps(backbone.preprocessing, augmentation or Augmentation())
     if not _fits(dataset, shape, device) if streams is None else streams:
-        return Streamed(dataset, shape, plain, augmented, device)
+        return Streamed(dataset, shape, normalize, augmented, device)
     with progress_bar(len(dataset), "reading images", show) as advance:
         images = decode_images(dataset, shape, progress=lambda done, _: advance(done))
-    return Resident(images.to(device), plain, augmented)
+    return Resident(images.to(device), normalize, augmented)
 
 
 def check_kind(kind: str, backbone: Backbone | None) -> None:
@@ -172,7 +173,7 @@ def image_geometry(preprocessing: ImagePreprocessing) -> Geometry:
 
 
 class Batches(Protocol):
-    """What features are made of: `Samples`, or copies of them."""
+    """Anything that yields batches for a backbone."""
 
     def batches(self, rows: slice) -> Iterator[Inputs]: ...
 
@@ -231,3 +232,48 @@ def _fits(dataset: DomainDataset, shape: Geometry, device: torch.device) -> bool
         if len(dataset) * 3 * shape.height * shape.width > free / 3:
             return False
     return fits_in_memory(dataset, shape)
+
+
+LOOK = 4096
+"""Samples of a source that scale, class centres and validation use while a backbone trains; the class centres
+of the finished model come from all of them."""
+
+
+@dataclass
+class SourceData:
+    """Samples of the sources, loaded, and which rows serve what."""
+
+    dataset: DomainDataset
+    samples: Samples
+    labels: Tensor
+    train: list[slice]
+    val: list[slice]
+
+    def first(self, rows: slice) -> slice:
+        """At most `LOOK` of the rows."""
+        return slice(rows.start, min(rows.stop, rows.start + LOOK))
+
+
+def load_sources(
+    sources: DomainDataset,
+    backbone: Backbone | None,
+    device: torch.device,
+    fraction: float,
+    augmentation: Augmentation | None = None,
+    show: bool | None = None,
+    streams: bool | None = None,
+) -> SourceData:
+    """Load the sources: rows to train on of each source first, then rows to validate on of each.
+
+    Args:
+        sources: labelled domains.
+        backbone: that reads them; None for features.
+        device: where they go.
+        fraction: share of each class of each source to validate on, where the data has no split.
+        augmentation: of training images.
+        show: progress bar.
+        streams: see `prepare_samples`.
+    """
+    dataset, train, val = split_sources(sources, fraction)
+    samples = prepare_samples(dataset, backbone, device, augmentation, show, streams)
+    return SourceData(dataset, samples, torch.from_numpy(dataset.labels).to(device), train, val)

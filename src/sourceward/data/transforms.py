@@ -1,93 +1,160 @@
-"""Views: the same picture looked at another way, or moved toward the style of a source.
+"""Test-time transforms: each makes copies of an image that its class survives.
 
-An image's phase spectrum shows what is on it, its amplitude spectrum in what style: the view `style` takes
-the image half way to the mean amplitudes of each source. It is to images what the walk is to features, and
-follows test-time Fourier style calibration (Zhao et al., IJCAI 2022), which does so inside a network.
+A transform returns copies of a batch. `hflip`, `crop`, `grayscale`, `rotate` and `sketch` change the pixels;
+`fourier` mixes the image's amplitude spectrum with the mean amplitudes of each source (test-time Fourier
+style calibration, Zhao et al., IJCAI 2022); `adain` leaves the pixels and has the backbone replace the
+statistics of its early feature maps by those of each source (see `nn.feature_statistics`).
+`adaptation.tta` predicts on the copies and averages.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.data.image_ops import grayscale as gray
-from sourceward.data.image_ops import mix_amplitude_toward as toward_amplitude
-from sourceward.data.image_ops import rotate as turn
-from sourceward.data.image_ops import sketch
-from sourceward.nn.backbones.preprocessing import denormalize as pixels
-from sourceward.nn.backbones.preprocessing import normalize as normalise
+from sourceward._util.registry import Registry
+from sourceward.data.image_ops import grayscale, mix_amplitude_toward, rotate, sketch
 
-View = Callable[[Tensor], list[Tensor]]
-"""From pixels in [0, 1], (batch, 3, height, width), to one or several pictures of each."""
+CROP = 0.85
+"""Share of each side that `crop` keeps."""
 
-ZOOM = 0.85
-"""Share of each side that a closer look keeps."""
+ANGLES = (-30.0, -15.0, 15.0, 30.0)
+"""Degrees of `rotate`."""
+
+AMPLITUDE_SHARE = 0.5
+"""Share of a source's amplitudes in `fourier`."""
+
+OWN = -1
+"""In place of a source's number: the copy keeps its own feature statistics."""
 
 
-def zoom(images: Tensor) -> Tensor:
-    """The middle of the images, as large as they are.
+class Copy(NamedTuple):
+    """One copy of every image of a batch."""
 
-    >>> zoom(torch.arange(8.0).expand(1, 3, 8, 8) / 8)[0, 0, 0, [0, -1]]
+    images: Tensor
+    """uint8, (batch, 3, height, width)."""
+    weight: float
+    """In the average; the image itself has weight 1."""
+    source: int = OWN
+    """The source whose feature statistics the backbone applies, or `OWN`."""
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A way to make copies of images.
+
+    Args:
+        about: what it does, for people.
+        pixels: from images in [0, 1], (batch, 3, height, width), and the sources' mean amplitudes to copies.
+        each: whether every copy weighs as much as the image itself; otherwise all copies together do.
+        needs: `amplitudes` or `feature_statistics` of the sources; nothing when empty.
+    """
+
+    about: str
+    pixels: Callable[[Tensor, Tensor | None], list[Tensor]]
+    each: bool = False
+    needs: str = ""
+
+
+TRANSFORMS: Registry[Transform] = Registry("transform")
+
+
+def list_transforms() -> list[str]:
+    """Names of the test-time transforms.
+
+    >>> list_transforms()
+    ['hflip', 'crop', 'grayscale', 'rotate', 'sketch', 'fourier', 'adain']
+    """
+    return list(TRANSFORMS)
+
+
+def center_crop(images: Tensor) -> Tensor:
+    """The centre of the images, resized to their size.
+
+    >>> center_crop(torch.arange(8.0).expand(1, 3, 8, 8) / 8)[0, 0, 0, [0, -1]]
     tensor([0.1250, 0.7500])
     """
     size = images.shape[-2:]
-    (top, tall), (left, wide) = (((side - int(ZOOM * side)) // 2, int(ZOOM * side)) for side in size)
-    middle = images[..., top : top + tall, left : left + wide]
+    (top, height), (left, width) = (((side - int(CROP * side)) // 2, int(CROP * side)) for side in size)
+    middle = images[..., top : top + height, left : left + width]
     return F.interpolate(middle, size=tuple(size), mode="bilinear", antialias=True).clamp_(0, 1)
 
 
-TURN = "turn"
-TURNS = (-30.0, -15.0, 15.0, 30.0)
-"""Degrees; each of them counts as much as the image itself."""
+def _rotations(images: Tensor, _: Tensor | None) -> list[Tensor]:
+    return [rotate(images, images.new_full((len(images),), degrees)) for degrees in ANGLES]
 
 
-def turned(images: Tensor) -> list[Tensor]:
-    """The images turned about their middle, either way."""
-    return [turn(images, images.new_full((len(images),), degrees)) for degrees in TURNS]
+def _toward_sources(images: Tensor, amplitudes: Tensor | None) -> list[Tensor]:
+    assert amplitudes is not None
+    return [mix_amplitude_toward(images, own, AMPLITUDE_SHARE) for own in amplitudes]
 
 
-VIEWS: dict[str, View] = {
-    "flip": lambda images: [images.flip(-1)],
-    "zoom": lambda images: [zoom(images)],
-    "gray": lambda images: [gray(images).expand_as(images)],
-    TURN: turned,
-    "sketch": lambda images: [sketch(images, torch.full_like(images[:, 0, 0, 0], 2.0))],
-}
+for _name, _transform in {
+    "hflip": Transform("horizontal flip", lambda images, _: [images.flip(-1)]),
+    "crop": Transform("centre crop, resized", lambda images, _: [center_crop(images)]),
+    "grayscale": Transform("grayscale", lambda images, _: [grayscale(images).expand_as(images)]),
+    "rotate": Transform("rotation by 15 and 30 degrees either way", _rotations, each=True),
+    "sketch": Transform(
+        "redrawn as a pencil sketch",
+        lambda images, _: [sketch(images, torch.full_like(images[:, 0, 0, 0], 2.0))],
+    ),
+    "fourier": Transform("Fourier amplitudes of each source", _toward_sources, needs="amplitudes"),
+    "adain": Transform(
+        "AdaIN to the feature statistics of each source", lambda images, _: [], needs="feature_statistics"
+    ),
+}.items():
+    TRANSFORMS.register(_name)(_transform)
 
-STYLE = "style"
-SHARE = 0.5
-"""Of the way to a source's amplitudes."""
 
-ADAIN = "adain"
-"""The picture stays, and the backbone sees it otherwise: see `nn.feature_statistics`."""
+def parse_transforms(names: str) -> list[str]:
+    """Names joined by +, checked; none of "".
 
-NAMES = (*VIEWS, STYLE, ADAIN)
-
-
-def transform_names(names: str) -> list[str]:
-    """Names of views, joined by +; none of "".
-
-    >>> transform_names("flip+style")
-    ['flip', 'style']
+    >>> parse_transforms("hflip+adain")
+    ['hflip', 'adain']
     """
     found = names.split("+") if names else []
     for name in found:
-        if name not in NAMES:
-            raise unknown_name("view", name, NAMES)
+        if name not in TRANSFORMS:
+            raise unknown_name("transform", name, TRANSFORMS)
     if len(set(found)) < len(found):
-        raise InputError(f"Expected each view once, but got '{names}'.")
+        raise InputError(f"Expected each transform once, but got '{names}'.")
     return found
 
 
-def styled(styles: Tensor) -> View:
-    """The view `style`, of (sources, 3, height, width // 2 + 1): see `mean_amplitude`."""
-    return lambda images: [toward_amplitude(images, style, SHARE) for style in styles]
+def make_copies(
+    name: str, images: Tensor, sources: int = 0, amplitudes: Tensor | None = None
+) -> Iterator[Copy]:
+    """The copies that one transform makes of uint8 images.
+
+    Args:
+        name: in `TRANSFORMS`.
+        images: uint8, (batch, 3, height, width).
+        sources: number of sources, for `adain`.
+        amplitudes: (sources, 3, height, width // 2 + 1), for `fourier`.
+
+    >>> [int(copy.images.sum()) for copy in make_copies("grayscale", torch.full((1, 3, 2, 2), 7).byte())]
+    [84]
+    """
+    transform = TRANSFORMS[name]
+    if transform.needs == "feature_statistics":
+        yield from (Copy(images, 1 / sources, source) for source in range(sources))
+        return
+    copies = transform.pixels(images.float() / 255, amplitudes)
+    weight = 1.0 if transform.each else 1 / len(copies)
+    yield from (Copy(as_bytes(copy), weight) for copy in copies)
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """[0, 1] to uint8."""
+    return (images * 255).round().to(torch.uint8)
 
 
 def mean_amplitude(images: Iterable[Tensor]) -> Tensor:
-    """Of batches of uint8 images: (3, height, width // 2 + 1).
+    """Mean Fourier amplitudes of batches of uint8 images: (3, height, width // 2 + 1).
 
     >>> mean_amplitude([torch.full((2, 3, 2, 2), 255, dtype=torch.uint8)])[0]
     tensor([[4., 0.],
@@ -99,24 +166,11 @@ def mean_amplitude(images: Iterable[Tensor]) -> Tensor:
     return total / count
 
 
-def look(images: Tensor, view: View) -> Iterator[Tensor]:
-    """A view of uint8 images, uint8 too.
+def describe_transforms(names: str) -> str:
+    """Transforms in words.
 
-    >>> [int(x.sum()) for x in look(torch.full((1, 3, 2, 2), 7, dtype=torch.uint8), VIEWS["gray"])]
-    [84]
+    >>> describe_transforms("hflip+crop")
+    'horizontal flip and centre crop, resized'
     """
-    for picture in view(images.float() / 255):
-        yield as_bytes(picture)
-
-
-def as_bytes(images: Tensor) -> Tensor:
-    """[0, 1] to uint8."""
-    return (images * 255).round().to(torch.uint8)
-
-
-def look_normalised(
-    images: Tensor, view: View, mean: Sequence[float], std: Sequence[float]
-) -> Iterator[Tensor]:
-    """A view of images that are normalised, normalised too; the same pictures as those of their bytes."""
-    for picture in look(as_bytes(pixels(images, mean, std)), view):
-        yield normalise(picture, mean, std)
+    *most, last = (TRANSFORMS[name].about for name in parse_transforms(names))
+    return f"{', '.join(most)} and {last}" if most else last

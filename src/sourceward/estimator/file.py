@@ -1,11 +1,16 @@
-"""What a saved `EnergyAdapter` tells beside its tensors, and how it becomes one again."""
+"""What a saved `EnergyAdapter` holds beside its tensors, and how it is restored."""
 
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from sourceward.validation.leave_one_domain_out import ExpectedGain
+from sourceward.nn import Network
+from sourceward.nn.projection import Projected
+from sourceward.settings import AdaptSettings
+from sourceward.validation.expected_gain import ExpectedGain
 
 if TYPE_CHECKING:
     from sourceward.estimator.estimator import EnergyAdapter
@@ -15,7 +20,7 @@ def describe(estimator: "EnergyAdapter") -> dict[str, Any]:
     """Everything but the tensors of a fitted estimator, as JSON values."""
     from sourceward import __version__
 
-    names = getattr(estimator, "feature_names_in_", None)
+    names, gain = getattr(estimator, "feature_names_in_", None), estimator.expected_gain_
     return {
         "kind": "EnergyAdapter",
         "version": __version__,
@@ -28,36 +33,56 @@ def describe(estimator: "EnergyAdapter") -> dict[str, Any]:
         "n_iter": estimator.n_iter_,
         "seed": estimator._seed,
         "num_steps": estimator.num_steps_,
+        "adapts": estimator.adapts_,
         "source_weights": estimator.source_weights_,
-        "expected_gain": None if estimator.expected_gain_ is None else estimator.expected_gain_.to_dict(),
+        "tta": estimator.tta_,
+        "expected_gain": None if gain is None else gain.to_dict(),
+        "dim": estimator.network_.dim,
     }
 
 
-def restore(estimator: "EnergyAdapter", tensors: dict[str, Tensor], meta: dict[str, Any]) -> "EnergyAdapter":
-    """Fit an estimator that has its settings with what `describe` told."""
+def restore(
+    estimator: "EnergyAdapter",
+    tensors: dict[str, Tensor],
+    meta: dict[str, Any],
+    backbone: torch.nn.Module | None = None,
+) -> "EnergyAdapter":
+    """Give an unfitted estimator with the same settings what `describe` wrote, and its tensors.
+
+    Args:
+        estimator: unfitted.
+        tensors: of the network.
+        meta: from `describe`.
+        backbone: of a model folder, without its weights.
+    """
     estimator.classes_ = np.array(meta["classes"], dtype=np.dtype(meta["classes_dtype"]))
     estimator.sources_ = list(meta["sources"])
     estimator.n_features_in_ = meta["n_features_in"]
     if meta["feature_names_in"] is not None:
         estimator.feature_names_in_ = np.array(meta["feature_names_in"], dtype=object)
-    estimator.n_iter_, estimator._seed, estimator._head = meta["n_iter"], meta["seed"], estimator.head
-    told, source_weights = meta.get("expected_gain"), meta.get("source_weights")
-    estimator.source_weights_ = None if source_weights is None else tuple(source_weights)
-    estimator.expected_gain_ = None if told is None else ExpectedGain(**told)
-    estimator.num_steps_ = meta.get("num_steps", estimator.num_steps)
-    adapts = estimator.num_steps_ > 0 if estimator.expected_gain_ is None else estimator.expected_gain_.adapts
-    estimator.adapts_ = bool(adapts)
-    estimator.network_ = estimator._network(len(estimator.sources_), estimator.n_features_in_)
-    estimator.network_.load_state_dict(tensors)
+    estimator._seed, gain = meta["seed"], meta["expected_gain"]
+    network = Network(len(estimator.sources_), len(estimator.classes_), meta["dim"], estimator.head)
+    if meta["dim"] != meta["n_features_in"]:
+        backbone = Projected(backbone, torch.zeros(meta["n_features_in"], meta["dim"]))
+    network.backbone = backbone
+    network.load_state_dict(tensors)
     # As after `fit`: torch multiplies in another order where a gradient may be asked for.
-    estimator.network_.requires_grad_(False).eval()
+    network.requires_grad_(False).eval()
+    weights = meta["source_weights"]
+    estimator.source_weights_ = None if weights is None else tuple(weights)
+    estimator.tta_ = meta["tta"]
+    estimator.expected_gain_ = None if gain is None else ExpectedGain(**gain)
+    settings: AdaptSettings = estimator._settings(meta["num_steps"])
+    estimator.set_network(network, settings if meta["adapts"] else settings.off())
+    estimator.n_iter_ = meta["n_iter"]
     return estimator
 
 
 def _params(estimator: "EnergyAdapter") -> dict[str, Any]:
     params = {k: v.item() if isinstance(v, np.generic) else v for k, v in estimator.get_params().items()}
     params["checkpoint"] = None
-    params["head"] = estimator._head  # as fitted, whatever the setting says since
+    params["head"] = estimator._head  # as fitted, whatever the setting is now
+    params["train"] = asdict(params["train"]) if is_dataclass(params["train"]) else params["train"]
     if not isinstance(params["random_state"], int | None):
         params["random_state"] = estimator._seed
     return params

@@ -1,4 +1,4 @@
-"""What an `EnergyAdapter` is given, checked: rows, labels and seeds."""
+"""Checks of what an `EnergyAdapter` is given: rows, labels and seeds."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
+from sourceward.adaptation.base import AdaptationResult
 
 if TYPE_CHECKING:
     from sourceward.estimator.estimator import EnergyAdapter
 
 
 def validated(estimator: "EnergyAdapter", X: Any, y: Any = "no_validation", *, reset: bool = False) -> Any:
-    """scikit-learn's checks as input errors, and our own for values that are not finite."""
+    """Apply scikit-learn's checks, as input errors, and refuse values that are not finite."""
     try:
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinity, and found below
             checked = validate_data(estimator, X, y, dtype=np.float32, reset=reset, ensure_all_finite=False)
@@ -35,8 +36,19 @@ def validated(estimator: "EnergyAdapter", X: Any, y: Any = "no_validation", *, r
     return checked
 
 
+def check_finite(result: AdaptationResult) -> AdaptationResult:
+    """Refuse a sample so far from the sources that it has no finite prediction."""
+    finite = np.isfinite(result.probabilities).all(1)
+    if not finite.all():
+        raise InputError(
+            f"Row {finite.argmin()} is so far from the sources that it has no finite prediction. "
+            "Check its units."
+        )
+    return result
+
+
 def shifted_part(estimator: "EnergyAdapter", X: Any, y: Any) -> tuple[Tensor, Tensor] | None:
-    """Shifted samples and the numbers of their classes, on the device; None where there are none."""
+    """Shifted samples and the numbers of their classes, on the device; None without any."""
     if X is None and y is None:
         return None
     if X is None or y is None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.functional.span import wrong_span
+from sourceward.validation.folds import Source
 
 
 def encode_sources(
@@ -54,8 +55,8 @@ def split_sources(
     names: list[Any],
     classes: np.ndarray,
     allow_missing: bool,
-) -> list[tuple[Tensor, Tensor]]:
-    """One (features, labels) per source, after checking that each can teach an energy."""
+) -> list[Source]:
+    """One `Source` per source domain, after checking that each can train an energy."""
     parts = []
     for number, name in enumerate(names):
         rows = source == number
@@ -69,7 +70,8 @@ def split_sources(
                 f"Source {name!r} has no samples of class {classes.tolist()[missing[0]]!r}; its energy "
                 "cannot keep this label. Remove the class, add samples, or pass allow_missing=True."
             )
-        parts.append((torch.from_numpy(X[rows]), torch.from_numpy(label[rows].astype(np.int64))))
+        feature, numbers = torch.from_numpy(X[rows]), torch.from_numpy(label[rows].astype(np.int64))
+        parts.append(Source(feature, numbers))
     wrong = wrong_span(X)
     if wrong:
         raise InputError(" ".join(wrong))
@@ -85,7 +87,7 @@ def held_out(label: Tensor) -> Tensor:
     return held
 
 
-def fingerprint_of(parts: list[Any], shifted: Any, settings: tuple[Any, ...]) -> str:
+def fingerprint_of(parts: Sequence[Any], shifted: Any, settings: tuple[Any, ...]) -> str:
     """Of everything the training depends on: a checkpoint of anything else must not be resumed."""
     digest = hashlib.sha256(repr(settings).encode())
     for x, y in [*parts, *([shifted] if shifted else [])]:

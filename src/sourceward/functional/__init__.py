@@ -1,7 +1,7 @@
 """Pure maths on tensors. Nothing here holds a parameter or a state."""
 
 from sourceward.functional.aggregation import AGGREGATIONS, cosine_to_sources
-from sourceward.functional.calibration import LEVELS, energy_zscore, mixing_share, own_quantiles, quantile
+from sourceward.functional.calibration import LEVELS, energy_zscore, mixing_share, own_quantiles
 from sourceward.functional.centers import class_centers
 from sourceward.functional.chain import ChainWeights
 from sourceward.functional.energy import (
@@ -58,7 +58,6 @@ __all__ = [
     "oracle_latent",
     "oracle_source",
     "own_quantiles",
-    "quantile",
     "row_keys",
     "row_multiple",
     "spread",

@@ -74,13 +74,6 @@ def only(sources: Sequence[int], *values: Tensor) -> list[Tensor]:
     return [torch.stack([value[source] for source in sources]) for value in values]
 
 
-def least_surprised(top: int, zscore: Tensor, *values: Tensor) -> list[Tensor]:
-    """Of values (sources, batch, ...), those of the `top` sources that each sample surprises least."""
-    best = zscore.topk(min(top, len(zscore)), dim=0, largest=False).indices
-    rows = torch.arange(zscore.shape[1], device=zscore.device)
-    return [value[best, rows] for value in values]
-
-
 def cosine_to_sources(feature: Tensor, source_center: Tensor) -> Tensor:
     """Cosine of each sample to each source's mean: (batch, dim), (sources, dim) -> (sources, batch)."""
     return torch.nn.functional.cosine_similarity(feature.unsqueeze(0), source_center.unsqueeze(1), dim=-1)

@@ -32,17 +32,6 @@ def energy_zscore(energy: Tensor, quantiles: Tensor) -> Tensor:
     return (energy - middle) / spread.clamp_min(1e-6)
 
 
-def quantile(quantiles: Tensor, level: float) -> Tensor:
-    """The energy below which this share of each source's own samples lies: (sources, 1).
-
-    >>> quantile(own_quantiles(torch.linspace(0, 1, 101)).unsqueeze(0), 0.9).item()
-    0.8999...
-    """
-    place = level * (len(LEVELS) - 1)
-    low = min(int(place), len(LEVELS) - 2)
-    return torch.lerp(quantiles[:, low], quantiles[:, low + 1], place - low).unsqueeze(1)
-
-
 def mixing_share(first: Tensor, second: Tensor, label: Tensor, rounds: int = 100) -> float:
     """The share of `second` in the mixture of two answers that makes the labels likeliest.
 

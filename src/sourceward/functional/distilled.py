@@ -50,7 +50,7 @@ class StartPoint(NamedTuple):
         return cls(feature, swish(a0), weights.energy_and_grad(a0)[1])
 
 
-def distilled(weights: DistilledWeights, at: StartPoint) -> Tensor:
+def distilled_step(weights: DistilledWeights, at: StartPoint) -> Tensor:
     """Where the distilled ends: (sources, batch, dim). Differentiable in the distilled's weights."""
     inside = swish(matmul(at.hidden, weights.inner, weights.bias))
     length = (weights.length + (inside * weights.scale).sum(-1, keepdim=True)).exp()

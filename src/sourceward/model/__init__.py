@@ -1,10 +1,9 @@
-"""The artefact of a fit, and its answers.
+"""The model that `fit` returns: its folder, its predictions, its evaluation.
 
-`model.py` is the model: what it takes, adapts and predicts; `file.py` its folder, `card.py` the page in it,
-`hub.py` the way to the Hugging Face Hub. `items.py` tells images, texts and features apart, and `ahead.py`
-reads the next while these are computed. Answers at large: `evaluation.py` measures labelled domains,
-`predicting.py` turns files (`samples.py`) into a file of predictions (`rows.py`), `banks.py` keeps the
-features of all domains.
+`model.py` has the model, `file.py` its folder, `card.py` the README in it, `hub.py` the Hugging Face Hub.
+`items.py` reads what a caller passes to `predict`; `prefetch.py` reads the next batch during this one.
+`evaluation.py` measures labelled domains. `predicting.py` reads files (`inputs.py`) and writes a file of
+predictions (`prediction_file.py`). `banks.py` writes the features of all domains.
 """
 
 from sourceward.model.evaluation import evaluate

@@ -1,4 +1,4 @@
-"""Feature banks: what a model's backbone makes of every domain, in one .npz that `fit` and `bench` read."""
+"""Feature files: the features of every domain under a model's backbone, in one .npz for `fit` and `bench`."""
 
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,16 @@ def save_features(
     fraction: float = 0.1,
     progress: bool | None = None,
 ) -> None:
-    """Write features of all domains, in the units in which heads and energies first meet them.
+    """Write the features of all domains, before the network rescales them.
 
-    Held out are the domains that the model was not trained on; `data.arrays` says what the file holds.
+    Domains that the model was not trained on are marked as held out. `data.arrays` documents the format.
 
     Args:
-        model: whose backbone and projection make the features.
+        model: its backbone and projection compute the features.
         data: anything `open_dataset` takes.
         path: an .npz file.
-        fraction: share that validates where the data has no lists: that of the fit.
-        progress: show bars; when standard error is a terminal if None.
+        fraction: validation share if the data has no official split; use that of the fit.
+        progress: show bars; None shows them if standard error is a terminal.
     """
     check_bank(path)
     dataset = open_dataset(data)
@@ -59,5 +59,6 @@ def save_features(
 
 
 def check_bank(path: str | Path) -> None:
+    """Refuse a path that does not end in .npz."""
     if Path(path).suffix.lower() != ".npz":
         raise InputError(f"Expected a file that ends in .npz for features, but got '{path}'.")

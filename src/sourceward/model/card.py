@@ -1,123 +1,108 @@
-"""The README of a model folder."""
+"""The model card: the README of a model folder."""
 
 from typing import Any
 
-from sourceward.data.transforms import TURNS
-from sourceward.estimator import ExpectedGain
-from sourceward.validation.leave_one_domain_out import FEWEST_SOURCES
+from sourceward.validation.expected_gain import ExpectedGain
+
+SHOWN_CLASSES = 20
+NOT_ESTIMATED = (
+    "Not estimated: the expected gain on an unseen domain needs `num_steps='auto'` and at least 3 source "
+    "domains."
+)
+
+_INPUT = {"image": "Images", "text": "Texts", "features": "Feature vectors"}
+_EXAMPLE = {"image": '["a.jpg"]', "text": '["a text"]', "features": "X"}
 
 
 def model_card(config: dict[str, Any]) -> str:
-    """What the model is, what it was trained on, how good it was there, how to use it."""
-    backbone = config["backbone"]
-    name = "feature vectors" if backbone is None else f"`{backbone['family']}:{backbone['name']}`"
-    sources, classes, adapt = config["sources"], config["classes"], config["adapt"]
-    shown = ", ".join(classes[:20]) + (f" and {len(classes) - 20} more" if len(classes) > 20 else "")
-    lines = [
+    """Return the card of a model in Markdown.
+
+    Args:
+        config: the content of `config.json`.
+    """
+    sections = {
+        "Input": _input(config),
+        "Classes": _classes(config["classes"]),
+        "Source domains": f"{', '.join(config['sources'])}.",
+        "Adaptation": _adaptation(config["adapt"], config.get("tta", "")),
+        "Accuracy on source validation": _accuracy(config.get("metrics") or {}),
+        "Expected gain": expected_gain_text(config.get("expected_gain")),
+        "How to use": _usage(config["kind"]),
+    }
+    head = [
         "---",
         "library_name: sourceward",
         "tags: [domain-generalization, test-time-adaptation, energy-based-model]",
         "---",
         "# A sourceward model",
         "",
-        "Samples are moved toward the source domains where that pays, then classified; no weight changes.",
-        "",
-        f"- Reads: {config['kind']} ({name})",
-        f"- Classes ({len(classes)}): {shown}",
-        f"- Source domains: {', '.join(sources)}",
-        f"- Walk at test time: {_walk(adapt)}",
-        *_scores(config.get("metrics") or {}),
-        f"- Will adaptation help on an unseen domain? {_promise(config.get('expected_gain'))}",
-        *_views(config.get("views", ""), config.get("tta_gain")),
-        "",
-        "```python",
-        "import sourceward as sw",
-        "",
-        'model = sw.load("this/folder")',
-        f"model.predict({_EXAMPLE[config['kind']]})",
-        "```",
+        "Adapts each test sample to the source domains, then classifies it. No weight of the model changes.",
         "",
     ]
-    return "\n".join(lines)
+    return "\n".join([*head, *(f"## {title}\n\n{text}\n" for title, text in sections.items() if text)])
 
 
-def _walk(adapt: dict[str, Any]) -> str:
-    steps = adapt["num_steps"]
-    return f"{steps} steps of {adapt['step']['step_size']:g}" if steps else "none: samples stay in place"
+def expected_gain_text(expected: dict[str, Any] | None) -> str:
+    """Return the sentence on the expected gain; `expected` is an `ExpectedGain` as a dictionary."""
+    if expected is None:
+        return NOT_ESTIMATED
+    return (
+        "Expected gain on an unseen domain, estimated by leave-one-domain-out validation: "
+        f"{ExpectedGain(**expected)}."
+    )
 
 
-def _promise(told: dict[str, Any] | None) -> str:
-    """What the sources said when each played the unseen domain."""
-    if told is None:
-        return (
-            f"Nobody asked: it takes `num_steps=auto` and {FEWEST_SOURCES} sources, each of which then plays "
-            "the unseen one."
-        )
-    return f"{ExpectedGain(**told)}."
+def and_list(names: list[str]) -> str:
+    """Join names for a sentence.
 
-
-def _views(asked: str, told: dict[str, Any] | None) -> list[str]:
-    """What was found out about views, and which are asked about where that is something else."""
-    lines = [f"- And other pictures? {views_text(told)}"] if told else []
-    if asked != (told["views"] if told and told["adapts"] else ""):
-        lines.append(f"- Asked about, as you chose: each image {how_text(asked) if asked else 'alone'}.")
-    return lines
-
-
-VIEW_TEXT = {
-    "flip": "mirrored",
-    "zoom": "from closer by",
-    "turn": f"turned by {' and '.join(f'{angle:g}' for angle in TURNS if angle > 0)} degrees either way",
-    "gray": "in gray",
-    "sketch": "redrawn in sketch",
-    "style": "in the style of every source",
-    "adain": "with the feature_statistics of every source",
-}
-
-
-def how_text(views: str) -> str:
-    """Views in words."""
-    *most, last = (VIEW_TEXT[name] for name in views.split("+"))
+    >>> and_list(["hflip", "crop", "adain"]), and_list(["hflip"])
+    ('hflip, crop and adain', 'hflip')
+    """
+    *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def views_text(told: dict[str, Any]) -> str:
-    """What was gained by asking about views, and on what."""
-    how, gains, home = how_text(told["views"]), told["per_source"], told.get("home")
-    if home:
-        ends = (pick(gains, key=lambda name: gains[name]) for pick in (min, max))
-        spread = " to ".join(_changes({name: gains[name]}) for name in dict.fromkeys(ends))
-        parts = f"imagined domains: {spread}; held-out samples as they are: {_changes(home)}"
-    else:
-        of = "held-out samples of the sources" if told["seen"] else "pretend targets"
-        parts = f"{of}: {_changes(gains)}"
-    if not told["adapts"]:
-        return f"Asking about each image {how}, too, is not worth it ({parts})."
-    low, gain, high = (100 * told[key] for key in ("low", "gain", "high"))
-    known = told["seen"] and not home
-    where = "on what the backbone knows, perhaps more elsewhere," if known else "expected"
-    crosses = len(home or ()) >= FEWEST_SOURCES
-    caveat = (
-        "The backbone knew these sources: `crossfit=true` asks domains that it did not. " if crosses else ""
-    )
+def _input(config: dict[str, Any]) -> str:
+    backbone, kind = config["backbone"], _INPUT[config["kind"]]
     return (
-        f"{gain:+.1f} points {where} ({low:+.1f} to {high:+.1f}) by asking about each image {how}, too; "
-        f"{parts}. {caveat}"
-        "It costs a pass of the backbone for every picture; `predict --views none` does without."
+        f"{kind}."
+        if backbone is None
+        else f"{kind}; the backbone is `{backbone['family']}:{backbone['name']}`."
     )
 
 
-def _changes(gains: dict[str, float]) -> str:
-    return ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in gains.items())
+def _classes(classes: list[str]) -> str:
+    more = len(classes) - SHOWN_CLASSES
+    shown = ", ".join(classes[:SHOWN_CLASSES]) + (f" and {more} more" if more > 0 else "")
+    return f"{len(classes)}: {shown}."
 
 
-_EXAMPLE = {"image": '["a.jpg"]', "text": '["a text"]', "features": "X"}
+def _adaptation(adapt: dict[str, Any], tta: str) -> str:
+    """Return what happens to a sample at test time: steps and transforms."""
+    sampler, size = adapt.get("sampler", "langevin"), adapt["step"]["step_size"]
+    steps = (
+        f"{adapt['num_steps']} `{sampler}` steps of size {size:g} for each source"
+        if adapt["num_steps"]
+        else "none"
+    )
+    copies = f"{and_list(tta.split('+'))} (`predict --tta none` predicts without)" if tta else "none"
+    return f"- Steps: {steps}.\n- Test-time augmentation: {copies}."
 
 
-def _scores(metrics: dict[str, Any]) -> list[str]:
+def _accuracy(metrics: dict[str, Any]) -> str:
     if "adapted" not in metrics:
-        return []
-    return [
-        f"- Accuracy on source validation: {100 * metrics['adapted']:.1f} % adapted, "
-        f"{100 * metrics['unadapted']:.1f} % without adaptation. An unseen domain will be harder.",
-    ]
+        return ""
+    return (
+        f"{100 * metrics['adapted']:.1f} % with adaptation, {100 * metrics['unadapted']:.1f} % without. "
+        "Expect less on an unseen domain."
+    )
+
+
+def _usage(kind: str) -> str:
+    lines = (
+        "import sourceward as sw",
+        "",
+        'model = sw.load("this/folder")',
+        f"model.predict({_EXAMPLE[kind]})",
+    )
+    return "\n".join(["```python", *lines, "```"])

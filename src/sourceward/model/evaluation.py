@@ -1,8 +1,7 @@
-"""How good is a model on labelled domains, with and without adaptation, and is the gain more than luck?"""
+"""Accuracy on labelled domains with and without adaptation, with a bootstrap interval of the gain."""
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,13 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.adaptation import AdaptationResult
-from sourceward.adaptation.base import mean_answer
+from sourceward.adaptation.tta import CopyFeatures, Statistics, copy_features, flat, predict_copies
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.data.features import extract_features, extract_styled
+from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import encode, prepare_samples
-from sourceward.data.transforms import STYLE, transform_names
+from sourceward.data.transforms import parse_transforms
 from sourceward.functional.bootstrap import interval, paired_draws
 from sourceward.model.model import PLURAL, Model
-from sourceward.model.views import view_features
 
 
 def evaluate(
@@ -30,58 +28,57 @@ def evaluate(
     num_steps: int | None = None,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """Accuracy on each domain, for each source and for the vote, with a 95 % interval of the gain.
+    """Measure accuracy on each domain, per source and aggregated, with a 95 % interval of the gain.
 
-    Views that the model asks about (`Model.with_tta`) belong to adaptation: without it there are none.
+    Test-time augmentation (`Model.with_tta`) is part of adaptation; the unadapted accuracy has none.
 
     Args:
         model: see `load`.
         data: anything `open_dataset` takes.
-        target: the domains to look at; when none are named, those the model was not trained on, or all.
-        num_steps: in place of the model's own.
-        progress: show bars; when standard error is a terminal if None.
+        target: the domains to evaluate; by default those that the model was not trained on, or all if there
+            are no others.
+        num_steps: instead of the model's own.
+        progress: show bars; None shows them if standard error is a terminal.
 
     Returns:
-        {"domains": {name: scores}, "mean": scores}; accuracies are shares of 1. The mean is that of the
-        domains that the model was not trained on, if there are any.
+        {"domains": {name: scores}, "mean": scores}; accuracies are between 0 and 1. The mean is over
+        the domains that the model was not trained on, if there are any.
     """
     dataset = open_dataset(data)
     if dataset.kind != model.kind:
         raise InputError(f"This model reads {PLURAL[model.kind]}, but the data holds {PLURAL[dataset.kind]}.")
     dataset = _domains(dataset, target, model)
     labels = _labels(dataset, model)
-    features = dataset_features(model, dataset, progress)
-    views = asked_features(model, dataset, progress) if num_steps != 0 else []
+    copies = dataset_copies(model, dataset, model.tta if num_steps != 0 else "", progress)
     random = np.random.default_rng(0)
     domains, draws = {}, {}
     for code, name in enumerate(dataset.domain_names):
         rows = np.flatnonzero(dataset.domains == code)
         if len(rows):
             there = torch.from_numpy(rows).to(model.device)
-            before = model.adapt_features(features[there], num_steps=0)
-            voices = [
-                mean_answer([model.adapt_features(of[there], num_steps) for of in pictures])
-                for pictures in ([features], *views)
-            ]
-            after = mean_answer(voices)
+            parts = [copy._replace(feature=copy.feature[there]) for copy in copies]
+            before = model.adapt_features(parts[0].feature, num_steps=0)
+            settings = model.settings if num_steps is None else model.settings_for(num_steps)
+            after = predict_copies(model.network, parts, settings)
             domains[name], draws[name] = _scores(model, before, after, labels[rows], random)
             domains[name]["trained_on"] = name in model.sources
-    meant = [name for name, scores in domains.items() if not scores["trained_on"]] or list(domains)
+    averaged = [name for name, scores in domains.items() if not scores["trained_on"]] or list(domains)
     mean: dict[str, Any] = {
-        key: float(np.mean([domains[name][key] for name in meant]))
+        key: float(np.mean([domains[name][key] for name in averaged]))
         for key in ("unadapted", "adapted", "gain")
     }
-    mean |= _interval(np.mean([draws[name] for name in meant], axis=0))
-    mean["samples"] = sum(domains[name]["samples"] for name in meant)
+    mean |= _interval(np.mean([draws[name] for name in averaged], axis=0))
+    mean["samples"] = sum(domains[name]["samples"] for name in averaged)
     return {"domains": domains, "mean": mean}
 
 
 @torch.no_grad()
 def dataset_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> Tensor:
-    """Rescaled features of every row; those of a backbone that was not trained come from the cache."""
+    """Rescaled features of every row; those of a frozen backbone come from the cache."""
     backbone = model.backbone
     if backbone is not None and model.info.get("training", {}).get("freeze"):
         dataset = extract_features(dataset, backbone, model.device, progress)
+    if dataset.kind == "features":
         return model.features(dataset.items)
     model.network.eval()
     samples = prepare_samples(dataset, backbone, model.device, show=progress)
@@ -89,22 +86,31 @@ def dataset_features(model: Model, dataset: DomainDataset, progress: bool | None
 
 
 @torch.no_grad()
-def asked_features(model: Model, dataset: DomainDataset, progress: bool | None = None) -> list[list[Tensor]]:
-    """Rescaled features of every picture of each of the model's views, the very pictures that `predict` asks
-    about. Those in the sources' styles come from the cache, where the backbone was not trained."""
-    network, backbone = model.network.eval(), model.backbone
-    frozen = model.info.get("training", {}).get("freeze")
-    samples = None
-    found = []
-    for name in transform_names(model.views):
-        assert backbone is not None
-        if name == STYLE and frozen and network.amplitudes is not None:
-            toward = [np.full(len(dataset), source) for source in range(len(model.sources))]
-            style = partial(extract_styled, dataset, backbone, network.amplitudes)
-            found.append([model.features(style(one, model.device, progress)) for one in toward])
-            continue
-        samples = samples or prepare_samples(dataset, backbone, model.device, show=progress)
-        found += view_features(name, network, samples, slice(0, len(dataset)))
+def dataset_copies(
+    model: Model, dataset: DomainDataset, tta: str, progress: bool | None = None
+) -> list[CopyFeatures]:
+    """Rescaled features of every row and of its copies, the very ones that `predict` averages over.
+
+    Amplitude-mixed copies come from the cache where the backbone is frozen.
+    """
+    plain = CopyFeatures(dataset_features(model, dataset, progress), 1.0)
+    network, backbone, names = model.network.eval(), model.backbone, parse_transforms(tta)
+    found = [plain]
+    if "fourier" in names and backbone is not None and model.info.get("training", {}).get("freeze"):
+        names.remove("fourier")
+        assert network.amplitudes is not None
+        for source in range(network.sources):
+            toward, where = np.full(len(dataset), source), model.device
+            mixed = extract_amplitude_mixed(dataset, backbone, network.amplitudes, toward, where, progress)
+            found.append(CopyFeatures(model.features(mixed), 1 / network.sources))
+    if names:
+        samples = prepare_samples(dataset, backbone, model.device, show=progress)
+        images, statistics = samples.stored(slice(0, len(dataset))), Statistics.of(network)
+        copies = copy_features(
+            "+".join(names), statistics, backbone, lambda x: network.features(samples.normalize(x)), images
+        )
+        del copies[""]
+        found += flat(copies)
     return found
 
 
@@ -115,6 +121,7 @@ def _scores(
     labels: np.ndarray,
     random: np.random.Generator,
 ) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the scores of one domain, and the bootstrap draws of its gain."""
     right = [adapted.probabilities.argmax(1) == labels for adapted in (before, after)]
     change = right[1].astype(int) - right[0].astype(int)
     resampled = paired_draws(change, random)
@@ -145,18 +152,19 @@ def _interval(draws: np.ndarray) -> dict[str, float]:
 
 
 def _domains(dataset: DomainDataset, target: str | Sequence[str], model: Model) -> DomainDataset:
+    """Return the part of the dataset to evaluate."""
     named = (target,) if isinstance(target, str) else tuple(target)
     unseen = [name for name in dataset.domain_names if name not in model.sources]
     chosen = dataset.of_domains(named or unseen or dataset.domain_names)
-    lost = int((~np.isfinite(chosen.items).all(1)).sum()) if chosen.kind == "features" else 0
-    if lost:
-        rows = "row holds" if lost == 1 else "rows hold"
-        raise InputError(f"{lost:,} feature {rows} NaN or infinity. Remove or recompute them.")
+    broken = int((~np.isfinite(chosen.items).all(1)).sum()) if chosen.kind == "features" else 0
+    if broken:
+        rows = "row holds" if broken == 1 else "rows hold"
+        raise InputError(f"{broken:,} feature {rows} NaN or infinity. Remove or recompute them.")
     return chosen
 
 
 def _labels(dataset: DomainDataset, model: Model) -> np.ndarray:
-    """The dataset's labels in the model's numbering."""
+    """Return the dataset's labels as indices of the model's classes."""
     used = np.unique(dataset.labels)
     numbers = np.full(len(dataset.classes), -1)
     for code in used:

@@ -1,4 +1,4 @@
-"""What a model folder tells beside its tensors, and how it becomes a network again."""
+"""The files of a model folder, and how they become a model again."""
 
 import json
 from dataclasses import asdict
@@ -9,68 +9,60 @@ import torch
 
 from sourceward._util.errors import InputError
 from sourceward._util.storage import load_tensors
-from sourceward.nn import Network
+from sourceward.estimator import EnergyAdapter
+from sourceward.estimator.file import describe, restore
 from sourceward.nn.backbones import Backbone
-from sourceward.nn.heads import HEADS
-from sourceward.nn.projection import Projected
+from sourceward.training.run_folder import CONFIG
 
 if TYPE_CHECKING:
     from sourceward.model.model import Model
 
-FORMAT_VERSION = 3
-OWN = (
-    "format_version",
-    "kind",
-    "classes",
-    "sources",
-    "network",
-    "backbone",
-    "projected_from",
-    "adapt",
-    "views",
-)
+FORMAT_VERSION = 1
+OWN = ("format_version", "kind", "classes", "sources", "adapter", "adapt", "backbone", "tta")
 """Keys of config.json that build the model; the rest is `Model.info`."""
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+WEIGHTS, CARD = "model.safetensors", "README.md"
 
 
 def describe_model(model: "Model") -> dict[str, Any]:
     """Everything but tensors and tokenizer, as JSON values."""
-    network, backbone, projection = model.network, model.backbone, model.projection
-    shape = {"sources": network.sources, "classes": network.classes, "dim": network.dim}
-    shape["hidden"] = network.energy.matrices[0].shape[1]
-    head = next(name for name in HEADS if type(network.head) is HEADS[name])
+    backbone = model.backbone
     config = {
         "format_version": FORMAT_VERSION,
         "kind": model.kind,
         "classes": list(model.classes),
         "sources": list(model.sources),
-        "network": {**shape, "head": head, "dropout": network.energy.dropout},
-        "backbone": None if backbone is None else backbone.config(),
-        "projected_from": None if projection is None else len(projection.projection),
+        "adapter": describe(model.adapter),
         "adapt": asdict(model.settings),
-        "views": model.views,
+        "backbone": None if backbone is None else backbone.config(),
+        "tta": model.tta,
         **model.info,
     }
     return json.loads(json.dumps(config))
 
 
-def restore_network(
-    folder: Path, config: dict[str, Any], weights: str, module: torch.nn.Module | None
-) -> Network:
-    """The network of a folder, on the host. `module` is that of a backbone that is the user's own."""
+def read_folder(
+    folder: Path, weights: str, module: torch.nn.Module | None
+) -> tuple[EnergyAdapter, str, dict[str, Any]]:
+    """The estimator with its backbone, on the host, the transforms, and the rest of config.json.
+
+    Args:
+        folder: of the model.
+        weights: name of the file of tensors.
+        module: the network of a backbone that is the user's own.
+    """
+    config = read_model_config(folder)
     tensors, _ = load_tensors(folder / weights)
-    backbone: torch.nn.Module | None = None
+    backbone = None
     if config["backbone"] is not None:
         backbone = Backbone.from_config(config["backbone"], assets=folder, module=module)
-    if config["projected_from"] is not None:
-        backbone = Projected(backbone, torch.zeros(config["projected_from"], config["network"]["dim"]))
-    network = Network(**config["network"], backbone=backbone)
+    meta = config["adapter"]
     try:
-        network.load_state_dict(tensors)
+        adapter = restore(EnergyAdapter(**meta["params"]), tensors, meta, backbone)
     except RuntimeError as error:
         first = str(error).splitlines()[-1].strip()
         raise InputError(f"'{folder / weights}' does not fit its config.json ({first}).") from None
-    return network
+    info = {key: value for key, value in config.items() if key not in OWN}
+    return adapter, config["tta"], info
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
@@ -83,7 +75,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         config = json.loads(file.read_text())
         version = int(config["format_version"])
     except (ValueError, KeyError, TypeError):
-        raise InputError(f"'{file}' is damaged, or of another program.") from None
+        raise InputError(f"'{file}' is damaged, or was written by another program.") from None
     if version > FORMAT_VERSION:
         raise InputError(
             f"'{folder}' has format {version}, and this sourceward reads up to {FORMAT_VERSION}. "

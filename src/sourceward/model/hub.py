@@ -9,7 +9,7 @@ from sourceward._util.errors import InputError
 
 @cache
 def hub_class() -> Any:
-    """A `ModelHubMixin` around `Model`, made when asked for: huggingface_hub is an optional package."""
+    """Return a `ModelHubMixin` around `Model`. Built when needed: huggingface_hub is an optional package."""
     try:
         from huggingface_hub import ModelHubMixin, snapshot_download
     except ImportError:

@@ -1,4 +1,4 @@
-"""What people ask predictions for, one sample at a time: files, folders, globs, tables, arrays."""
+"""Find the samples to predict in files, folders, globs, tables and arrays."""
 
 import csv
 import glob
@@ -27,6 +27,8 @@ class Input:
 
 @dataclass(frozen=True)
 class Failure:
+    """A sample that could not be read, and why."""
+
     name: str
     reason: str
 
@@ -34,9 +36,9 @@ class Failure:
 def find_inputs(
     kind: str, inputs: Sequence[str | Path], column: str | None = None, delimiter: str | None = None
 ) -> Iterator[Input]:
-    """Samples for a model that reads `kind`, in the order given; folders and globs in alphabetical order.
+    """Yield the samples for a model that reads `kind`, in the order given; folders and globs are sorted.
 
-    One input alone has to be there; among several, a missing one is a sample that cannot be read.
+    A single input must exist. Among several, a missing one becomes a sample with a `Failure`.
     """
     for given in map(str, inputs):
         paths = _expand(given, kind)
@@ -58,7 +60,7 @@ def find_inputs(
 
 
 def _expand(given: str, kind: str) -> list[Path]:
-    """The files that an input stands for; none where there is no such file."""
+    """Return the files of a path, folder or glob; an empty list if nothing matches."""
     path = Path(given)
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
@@ -75,7 +77,8 @@ def _expand(given: str, kind: str) -> list[Path]:
 
 
 def _table(path: Path, kind: str, column: str | None, delimiter: str | None) -> Iterator[Input]:
-    for number, value in _cells(path, "text" if kind == "text" else "path", column, delimiter):
+    """Yield a sample for each row of a table."""
+    for number, value in _column_values(path, "text" if kind == "text" else "path", column, delimiter):
         name = f"{path}:{number}"
         if kind == "text":
             yield Input(name, value)
@@ -84,15 +87,17 @@ def _table(path: Path, kind: str, column: str | None, delimiter: str | None) -> 
             yield Input(name, found)
 
 
-def _cells(path: Path, role: str, column: str | None, delimiter: str | None) -> Iterator[tuple[int, str]]:
-    """Each row's number, in a text table that of its line, and what the wanted column holds."""
+def _column_values(
+    path: Path, role: str, column: str | None, delimiter: str | None
+) -> Iterator[tuple[int, str]]:
+    """Yield the number of each row (in a text table, of its line) and its value in the wanted column."""
 
     def wanted(names: Sequence[str]) -> str:
         found = find_column(names, role, column, str(path))
         if found is None:
             raise InputError(
                 f"'{path}' has no column {role!r}; it has {', '.join(names) or 'none'}. "
-                "Name the one to read with --column."
+                "Select one with --column."
             )
         return found
 
@@ -113,15 +118,17 @@ def _cells(path: Path, role: str, column: str | None, delimiter: str | None) -> 
 
 
 def _lines(path: Path) -> Iterator[Input]:
+    """Yield a sample for each line of a text file that is not blank."""
     try:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if line.strip():
                 yield Input(f"{path}:{number}", line)
     except UnicodeDecodeError:
-        raise InputError(f"Expected a file of texts, one a line, but '{path}' is no text in UTF-8.") from None
+        raise InputError(f"Expected a file of texts, one per line, but '{path}' is not UTF-8 text.") from None
 
 
 def _matrix(path: Path) -> Iterator[Input]:
+    """Yield a sample for each row of a feature file."""
     try:
         if path.suffix.lower() == ".safetensors":
             loaded: Any = load_safetensors(path)
@@ -132,7 +139,7 @@ def _matrix(path: Path) -> Iterator[Input]:
         rows = np.atleast_2d(loaded).astype(np.float32)
     except InputError:
         raise
-    except Exception:  # zipfile, zlib and numpy each have their own way to say "no array"
+    except Exception:  # zipfile, zlib and NumPy raise different exceptions for a file without arrays
         raise InputError(
             f"This model reads features, but '{path}' is no readable .npy of numbers, or .npz or "
             ".safetensors with `features`."
@@ -142,5 +149,5 @@ def _matrix(path: Path) -> Iterator[Input]:
 
 
 def _stored(path: Path) -> StoredFile:
-    """The whole file; one that is not there fails when it is read."""
+    """Return a reference to a whole file; reading it fails if it does not exist."""
     return StoredFile(str(path), path.stat().st_size if path.is_file() else -1)

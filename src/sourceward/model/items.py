@@ -1,4 +1,4 @@
-"""What a caller may hand to a model: images in many forms, texts, or a matrix of features."""
+"""Read what a caller passes to a model: images in several forms, texts, or a feature matrix."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from sourceward.data.decode import Geometry, decode_image, map_threads, resize_a
 
 
 def read_images(items: Any, shape: Geometry) -> Tensor:
-    """uint8 (n, 3, height, width) of paths, PIL images, arrays, or one array or tensor of all."""
+    """Return uint8 (n, 3, height, width) from paths, PIL images, arrays, or one array or tensor of all."""
     if isinstance(items, Tensor):
         items = items.cpu().numpy()
     if isinstance(items, np.ndarray) and items.ndim == 4:
@@ -20,11 +20,11 @@ def read_images(items: Any, shape: Geometry) -> Tensor:
     if len(items) > 1 and all(isinstance(item, str | Path) for item in items):
         read = map_threads(lambda row: read_image(items[row], shape), range(len(items)), None)
         return torch.stack([*read])
-    return torch.stack([read_image(item, shape) for item in items])  # an open image is no thing for threads
+    return torch.stack([read_image(item, shape) for item in items])  # an open PIL image is not thread-safe
 
 
 def read_image(item: Any, shape: Geometry) -> Tensor:
-    """uint8 (3, height, width)."""
+    """Return one image as uint8 (3, height, width)."""
     if isinstance(item, np.ndarray) and item.ndim == 3:
         from PIL import Image
 
@@ -33,17 +33,18 @@ def read_image(item: Any, shape: Geometry) -> Tensor:
         return resize_arrays(item[None].cpu().numpy(), shape)[0]
     try:
         return torch.from_numpy(decode_image(item, shape))
-    except Exception as error:  # every format of PIL has its own exceptions for broken files
+    except Exception as error:  # PIL raises different exceptions for each format
         what = f"'{item}'" if isinstance(item, str | Path) else describe(item)
         raise InputError(f"Expected an image, but {what} cannot be read as one: {error}.") from None
 
 
 def items_of(inputs: Any) -> Any:
-    """Many inputs, or one alone."""
+    """Return the inputs as a sequence; a single path, text or PIL image becomes a list of one."""
     return [inputs] if isinstance(inputs, str | Path) or hasattr(inputs, "getpixel") else inputs
 
 
 def is_matrix(inputs: Any) -> bool:
+    """Return whether the inputs are a feature matrix: an array, a tensor, or a list of rows."""
     if isinstance(inputs, Tensor):
         return inputs.ndim == 2 and inputs.is_floating_point()
     if isinstance(inputs, np.ndarray):
@@ -57,6 +58,7 @@ def is_matrix(inputs: Any) -> bool:
 
 
 def describe(inputs: Any) -> str:
+    """Return the type of the inputs in words, for error messages."""
     if isinstance(inputs, np.ndarray | Tensor):
         return f"an array of shape {tuple(inputs.shape)}"
     if isinstance(inputs, list | tuple) and inputs:

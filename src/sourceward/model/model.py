@@ -1,4 +1,4 @@
-"""The artefact: one folder that predicts anywhere, without its training data and without network.
+"""`Model`: one folder that predicts anywhere, without its training data and without network access.
 
 config.json         classes, sources, backbone, preprocessing, settings, provenance, metrics
 model.safetensors   backbone, heads, energies, class centres, feature scale
@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +20,27 @@ from torch import Tensor
 from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
 from sourceward._util.storage import save_tensors, write_whole
-from sourceward.adaptation import AdaptationResult, EnergyAdaptation
-from sourceward.adaptation.base import join, mean_answer
-from sourceward.adaptation.tta import check_transforms, with_tta
-from sourceward.data.loading import image_geometry, rows_per_pass
-from sourceward.data.transforms import look
-from sourceward.estimator.sources import source_numbers
-from sourceward.model.file import (
-    CARD,
-    CONFIG,
-    FORMAT_VERSION,
-    OWN,
-    WEIGHTS,
-    describe_model,
-    read_model_config,
-    restore_network,
+from sourceward.adaptation.base import AdaptationResult, join
+from sourceward.adaptation.energy import EnergyAdaptation
+from sourceward.adaptation.tta import (
+    Statistics,
+    apply_copy,
+    average,
+    check_transforms,
+    copies_of,
+    inner_backbone,
 )
+from sourceward.data.loading import image_geometry, rows_per_pass
+from sourceward.data.transforms import OWN
+from sourceward.estimator import EnergyAdapter
+from sourceward.estimator.sources import source_numbers
+from sourceward.model.file import CARD, CONFIG, FORMAT_VERSION, WEIGHTS, describe_model, read_folder
 from sourceward.model.items import describe, is_matrix, items_of, read_images
-from sourceward.model.prefetch import ahead, send
+from sourceward.model.prefetch import prefetch, send
 from sourceward.nn import Network, folded
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.encoder import ImageEncoder, StaleEncoder
 from sourceward.nn.folded import forget
-from sourceward.nn.projection import Projected
-from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings
 
 PLURAL = {"image": "images", "text": "texts", "features": "features"}
@@ -52,49 +48,52 @@ PLURAL = {"image": "images", "text": "texts", "features": "features"}
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one input, and what stands behind it."""
+    """The prediction for one input, with its details."""
 
     label: str
     probability: float
-    votes: dict[str, str]
-    """Each source's own answer."""
+    source_labels: dict[str, str]
+    """The label that each source predicts."""
     energy_before: dict[str, float]
     energy_after: dict[str, float]
     status: str
-    """A name in `adapters.STATUS_TEXT`."""
+    """A name in `adaptation.STATUS_TEXT`."""
 
 
 @dataclass
 class Model:
-    """A trained network with everything it takes to use it.
+    """A fitted `EnergyAdapter` with its backbone and everything it takes to use it.
 
     Args:
-        network: in eval mode, backbone included.
-        classes: names.
-        sources: names of the source domains.
-        settings: of test time.
-        info: what else the folder tells: data, settings of the training, metrics, versions.
-        views: looks at an image to ask about beside it, see `with_tta`.
+        adapter: fitted; its network holds the backbone.
+        tta: transforms of test-time augmentation, joined by +, see `with_tta`.
+        info: what else the folder records: data, settings of the training, metrics, versions.
     """
 
-    network: Network
-    classes: tuple[str, ...]
-    sources: tuple[str, ...]
-    settings: AdaptSettings = field(default_factory=AdaptSettings)
+    adapter: EnergyAdapter
+    tta: str = ""
     info: dict[str, Any] = field(default_factory=dict)
-    views: str = ""
+
+    @property
+    def network(self) -> Network:
+        return self.adapter.network_
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(map(str, self.adapter.classes_.tolist()))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(map(str, self.adapter.sources_))
+
+    @property
+    def settings(self) -> AdaptSettings:
+        """Test-time settings as chosen."""
+        return self.adapter.settings_
 
     @property
     def backbone(self) -> Backbone | None:
-        backbone = self.network.backbone
-        inner = backbone.backbone if isinstance(backbone, Projected) else backbone
-        assert inner is None or isinstance(inner, Backbone)
-        return inner
-
-    @property
-    def projection(self) -> Projected | None:
-        backbone = self.network.backbone
-        return backbone if isinstance(backbone, Projected) else None
+        return inner_backbone(self.network)
 
     @property
     def kind(self) -> str:
@@ -111,32 +110,31 @@ class Model:
         forget(self.network)
         return self
 
-    def with_tta(self, names: str) -> "Model":
-        """From now on answer for an image with the mean over it and these views of it.
+    def with_tta(self, transforms: str) -> "Model":
+        """The same model with other transforms of test-time augmentation.
 
-        Costs a pass of the backbone for each, and for each source where `style` or `feature_statistics` are asked for;
-        does nothing to features.
+        Every copy costs a pass of the backbone; `fourier` and `adain` make one copy per source. Features are
+        predicted without copies.
 
         Args:
-            names: in `data.views`, joined by +, such as "flip+style"; "" for none.
+            transforms: names in `list_transforms()`, joined by +, such as "hflip+adain"; "" for none.
         """
-        if names and self.kind != "image":
-            raise InputError(f"Views are looks at an image, but this model reads {PLURAL[self.kind]}.")
-        check_transforms(names, self.network)
-        self.views = names
-        return self
+        if transforms and self.kind != "image":
+            raise InputError(f"Transforms change images, but this model reads {PLURAL[self.kind]}.")
+        check_transforms(transforms, Statistics.of(self.network))
+        return replace(self, tta=transforms)
 
     def predict(self, inputs: Any) -> list[Prediction]:
-        """Labels with what stands behind them.
+        """Predict a label for every input, with its details.
 
         Args:
             inputs: images (paths, PIL images, uint8 arrays or a uint8 tensor), texts, or a float matrix of
-                features, whichever the model reads; features of its backbone are always welcome.
+                features, whichever the model reads; features of its backbone are accepted, too.
         """
         return self.explain(self.adapt(inputs))
 
     def predict_proba(self, inputs: Any) -> np.ndarray:
-        """(n, classes)."""
+        """Probability of each class, (n, classes)."""
         return self.adapt(inputs).probabilities
 
     def adapt(
@@ -147,57 +145,42 @@ class Model:
         sources: Sequence[str] | None = None,
         trajectory: bool = False,
     ) -> AdaptationResult:
-        """Predict, and show how.
+        """Predict, with adapted features, predictions of each source, energies, steps and status.
 
         Args:
             inputs: see `predict`.
-            num_steps: in place of the model's own; 0 predicts without adaptation.
-            sources: the sources that vote; all when None.
-            trajectory: keep every point of the walk.
+            num_steps: in place of the chosen number; 0 predicts without adaptation and without TTA.
+            sources: names of the sources to aggregate over; all when None.
+            trajectory: keep every point of the chain.
         """
         by_pixels = self.kind == "image" and not is_matrix(inputs)
-        if by_pixels and self.views and trajectory:
-            raise InputError("A walk is of one image: with_tta('') before asking for its trajectory.")
-        if by_pixels and (self.views or self.device.type == "cuda") and not trajectory:
+        if by_pixels and self.tta and trajectory:
+            raise InputError(
+                "Trajectories are recorded without test-time augmentation: call `with_tta('')` first."
+            )
+        if by_pixels and (self.tta or self.device.type == "cuda") and not trajectory:
             items = items_of(inputs)
             if len(items):
-                return self._adapt_ahead(items, num_steps, sources)
+                return self._adapt_chunks(items, num_steps, sources)
         return self.adapt_features(self.features(inputs), num_steps, sources, trajectory)
 
     def adapt_images(
         self, images: Tensor, num_steps: int | None = None, sources: Sequence[str] | None = None
     ) -> AdaptationResult:
-        """`adapt` from uint8 images (n, 3, height, width) that have the model's own size already.
+        """`adapt` for uint8 images (n, 3, height, width) that have the model's own size already."""
+        images, statistics = images.to(self.device), Statistics.of(self.network)
+        names = self.tta if num_steps != 0 else ""  # no adaptation at all, then
+        adapter, backbone = self.adapter_for(num_steps, sources), self.backbone
+        results, weights = [], []
+        for _, copy in copies_of(images, names, statistics):
+            captured = copy.source == OWN  # a CUDA graph knows nothing of replaced statistics
 
-        On CUDA everything from pixels to votes is one captured call.
-        """
-        answer = partial(self._adapt_images, num_steps=num_steps, sources=sources)
-        asked = self.views if num_steps != 0 else ""  # no adaptation at all, then
-        images = images.to(self.device)  # where the styles are
-        voices = with_tta(asked, self.network, answer, images, look)
-        return mean_answer([answer(images), *map(mean_answer, voices)])
+            def predict(images: Tensor, captured: bool = captured) -> AdaptationResult:
+                return self._adapt_images(images, adapter, captured)
 
-    def _adapt_images(
-        self, images: Tensor, num_steps: int | None, sources: Sequence[str] | None
-    ) -> AdaptationResult:
-        if self.device.type != "cuda" or self.network.moved:
-            step = rows_per_pass(self.device)
-            feature = torch.cat([self.image_features(part) for part in images.split(step)])
-            return self.adapt_features(feature, num_steps, sources)
-        adapter, known = self._adapter(num_steps, sources), self.__dict__.get("_known_encoder")
-        if known is not None and self._describes(known):
-            with suppress(StaleEncoder):  # it is looked at while the answer is computed
-                return adapter.answer(self.network, images, known)
-        return adapter.answer(self.network, images, self._encoder())
-
-    def _adapt_ahead(
-        self, items: Any, num_steps: int | None, sources: Sequence[str] | None
-    ) -> AdaptationResult:
-        """`adapt` from images, a chunk at a time: the next is decoded while this one is computed."""
-        step = rows_per_pass(self.device)
-        chunks = (items[i : i + step] for i in range(0, len(items), step))
-        coming = ahead(lambda chunk: send(self._pixels(chunk), self.device), chunks)
-        return join([self.adapt_images(images, num_steps, sources) for images in coming])
+            results.append(apply_copy(copy, predict, statistics, backbone))
+            weights.append(copy.weight)
+        return average(results, weights)
 
     def adapt_features(
         self,
@@ -206,37 +189,41 @@ class Model:
         sources: Sequence[str] | None = None,
         trajectory: bool = False,
     ) -> AdaptationResult:
-        """`adapt` from rescaled features (n, dim), as `features` returns them."""
-        return self._adapter(num_steps, sources, trajectory)(self.network, feature)
+        """`adapt` for rescaled features (n, dim), as `features` returns them."""
+        return self.adapter_for(num_steps, sources, trajectory)(self.network, feature)
 
-    def asked(self, num_steps: int) -> AdaptSettings:
-        """Settings of test time with another number of steps, as if nothing had been tuned."""
-        if not num_steps:
-            return self.settings.off()
-        given = self.info.get("training", {}).get("settings", {})
-        votes = {
-            name: given[name] for name in ("aggregation", "stop", "blend", "top", "latent") if name in given
-        }
-        return replace(self.settings, num_steps=num_steps, **votes)
+    def adapter_for(
+        self, num_steps: int | None = None, sources: Sequence[str] | None = None, trajectory: bool = False
+    ) -> EnergyAdaptation:
+        """The adapter with the model's settings, or with another number of steps."""
+        settings = self.settings if num_steps is None else self.settings_for(num_steps)
+        return EnergyAdaptation(settings, source_numbers(sources, self.sources), trajectory)
 
-    def explain(self, adapted: AdaptationResult) -> list[Prediction]:
+    def settings_for(self, num_steps: int) -> AdaptSettings:
+        """Test-time settings with another number of steps, whatever validation chose."""
+        aggregation = self.adapter.aggregation
+        settings = replace(self.settings, num_steps=num_steps, aggregation=aggregation)
+        return settings if num_steps else settings.off()
+
+    def explain(self, result: AdaptationResult) -> list[Prediction]:
         """One `Prediction` for each row."""
-        best = adapted.probabilities.argmax(1)
-        votes = adapted.per_source.argmax(2)
+        best = result.probabilities.argmax(1)
+        of_source = result.per_source.argmax(2)
 
         def named(values: np.ndarray) -> dict[str, float]:
             return {name: float(value) for name, value in zip(self.sources, values)}
 
+        classes, sources = self.classes, self.sources
         return [
             Prediction(
-                self.classes[best[row]],
-                float(adapted.probabilities[row, best[row]]),
-                {name: self.classes[vote] for name, vote in zip(self.sources, votes[row])},
-                named(adapted.energy_before[row]),
-                named(adapted.energy_after[row]),
-                str(adapted.status[row]),
+                classes[best[row]],
+                float(result.probabilities[row, best[row]]),
+                {name: classes[label] for name, label in zip(sources, of_source[row])},
+                named(result.energy_before[row]),
+                named(result.energy_after[row]),
+                str(result.status[row]),
             )
-            for row in range(len(adapted))
+            for row in range(len(result))
         ]
 
     @torch.no_grad()
@@ -244,7 +231,7 @@ class Model:
         """Rescaled features (n, dim) of whatever `predict` takes."""
         self.network.eval()
         if is_matrix(inputs):
-            return self._scaled(torch.as_tensor(np.asarray(inputs, dtype=np.float32)))
+            return self._rescaled(np.asarray(inputs, dtype=np.float32))
         if self.backbone is None:
             raise InputError(
                 f"Expected a float matrix of features, a row for each sample, but got {describe(inputs)}."
@@ -256,18 +243,15 @@ class Model:
     @torch.no_grad()
     def image_features(self, images: Tensor) -> Tensor:
         """Rescaled features of uint8 images (n, 3, height, width) that have the model's own size already."""
-        assert self.backbone is not None
-        assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
-        return self.network.features(self.backbone.preprocessing.normalize(images.to(self.device)))
+        return self.network.features(self._preprocessing.normalize(images.to(self.device)))
 
-    def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
-        """Write the folder. `config.json` comes last: a folder that has one is whole."""
+    def save(self, folder: str | Path) -> None:
+        """Write the folder. `config.json` comes last: a folder that has one is complete."""
         from sourceward.model.card import model_card
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        state = self.network.state_dict() if weights is None else weights
-        save_tensors(folder / WEIGHTS, state, {"format_version": FORMAT_VERSION})
+        save_tensors(folder / WEIGHTS, self.network.state_dict(), {"format_version": FORMAT_VERSION})
         if self.backbone is not None:
             self.backbone.save_assets(folder)
         config = self.config()
@@ -295,15 +279,9 @@ class Model:
             weights: `last.safetensors` for those of the last iteration, where the folder has them.
             module: the network of a backbone that is the user's own `nn.Module`.
         """
-        folder, place = Path(folder), choose_device(device)
-        config = read_model_config(folder)
-        network = restore_network(folder, config, weights, module)
-        adapt = dict(config["adapt"])
-        settings = AdaptSettings(**{**adapt, "step": StepSettings(**adapt["step"])})
-        info = {key: value for key, value in config.items() if key not in OWN}
-        network.eval().requires_grad_(False).to(place)
-        names = tuple(config["classes"]), tuple(config["sources"])
-        return cls(network, *names, settings, info, config.get("views", ""))
+        adapter, tta, info = read_folder(Path(folder), weights, module)
+        adapter.network_.to(choose_device(device))
+        return cls(adapter, tta, info)
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> "Model":
@@ -318,16 +296,20 @@ class Model:
 
         return str(hub_class()(self).push_to_hub(repo_id, **options))
 
-    def _scaled(self, raw: Tensor) -> Tensor:
-        wanted = self.network.dim if self.projection is None else len(self.projection.projection)
+    @property
+    def _preprocessing(self) -> ImagePreprocessing:
+        assert self.backbone is not None
+        assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
+        return self.backbone.preprocessing
+
+    def _rescaled(self, raw: np.ndarray) -> Tensor:
+        wanted = self.adapter.n_features_in_
         if raw.shape[1] != wanted:
             raise InputError(
                 f"Expected features of width {wanted}, but got {raw.shape[1]}. "
                 "Use the extractor that the model was trained with."
             )
-        raw = raw.to(self.device)
-        raw = raw if self.projection is None else self.projection.project(raw)
-        return self.network.rescale(raw)
+        return self.adapter.rescale(raw)
 
     def _encode(self, items: Any) -> Tensor:
         assert self.backbone is not None
@@ -337,32 +319,41 @@ class Model:
 
     def _pixels(self, items: Any) -> Tensor:
         """uint8 images of the model's own size, on the host."""
-        assert self.backbone is not None
-        assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
-        return read_images(items, image_geometry(self.backbone.preprocessing))
+        return read_images(items, image_geometry(self._preprocessing))
+
+    def _adapt_images(self, images: Tensor, adapter: EnergyAdaptation, captured: bool) -> AdaptationResult:
+        if self.device.type != "cuda" or not captured:
+            step = rows_per_pass(self.device)
+            feature = torch.cat([self.image_features(part) for part in images.split(step)])
+            return adapter(self.network, feature)
+        known = self.__dict__.get("_known_encoder")
+        if known is not None and self._describes(known):
+            with suppress(StaleEncoder):  # it is checked while the prediction is computed
+                return adapter.predict(self.network, images, known)
+        return adapter.predict(self.network, images, self._encoder())
+
+    def _adapt_chunks(
+        self, items: Any, num_steps: int | None, sources: Sequence[str] | None
+    ) -> AdaptationResult:
+        """`adapt` for images, a chunk at a time: the next is decoded while this one is computed."""
+        step = rows_per_pass(self.device)
+        chunks = (items[i : i + step] for i in range(0, len(items), step))
+        coming = prefetch(lambda chunk: send(self._pixels(chunk), self.device), chunks)
+        return join([self.adapt_images(images, num_steps, sources) for images in coming])
 
     def _encoder(self) -> ImageEncoder:
         known = self.__dict__.get("_known_encoder")
         if known is None or not self._describes(known) or not known.valid():
-            assert self.backbone is not None
-            assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
-            known = ImageEncoder(self.network, self.backbone.preprocessing)
+            known = ImageEncoder(self.network, self._preprocessing)
             self.__dict__["_known_encoder"] = known
             folded(self.network).graphs.clear()
         return known
 
     def _describes(self, encoder: ImageEncoder) -> bool:
         """Whether it was made of this network and its preprocessing."""
-        assert self.backbone is not None
-        return encoder.network is self.network and encoder.preprocessing == self.backbone.preprocessing
-
-    def _adapter(
-        self, num_steps: int | None, sources: Sequence[str] | None, trajectory: bool = False
-    ) -> EnergyAdaptation:
-        settings = self.settings if num_steps is None else self.asked(num_steps)
-        return EnergyAdaptation(settings, source_numbers(sources, self.sources), trajectory)
+        return encoder.network is self.network and encoder.preprocessing == self._preprocessing
 
 
 def load(folder: str | Path, device: str | torch.device = "auto", **options: Any) -> Model:
-    """Load a model folder; see `Model.load`."""
+    """Read a model folder: see `Model.load`."""
     return Model.load(folder, device, **options)

@@ -1,4 +1,4 @@
-"""The file of predictions: a row for every input, .csv or .jsonl, written whole or not at all."""
+"""The file of predictions, .csv or .jsonl: a row for every input, written atomically."""
 
 import csv
 import json
@@ -19,6 +19,7 @@ Write = Callable[[str, Prediction | Failure], None]
 
 
 def writer_for(out: Path, sources: Sequence[str]) -> Callable[[TextIO], Write]:
+    """Return the writer for a suffix: called with the open file, it returns a function that writes rows."""
     if out.suffix.lower() == ".jsonl":
         return _jsonl
     if out.suffix.lower() == ".csv":
@@ -27,11 +28,11 @@ def writer_for(out: Path, sources: Sequence[str]) -> Callable[[TextIO], Write]:
 
 
 def _jsonl(stream: TextIO) -> Write:
-    def write(name: str, answer: Prediction | Failure) -> None:
-        if isinstance(answer, Failure):
-            row: dict[str, Any] = {"status": UNREADABLE, "reason": answer.reason}
+    def write(name: str, result: Prediction | Failure) -> None:
+        if isinstance(result, Failure):
+            row: dict[str, Any] = {"status": UNREADABLE, "reason": result.reason}
         else:
-            row = dict(vars(answer))
+            row = dict(vars(result))
         stream.write(json.dumps({"input": name, **row}, ensure_ascii=False) + "\n")
 
     return write
@@ -39,25 +40,25 @@ def _jsonl(stream: TextIO) -> Write:
 
 def _csv(stream: TextIO, sources: Sequence[str]) -> Write:
     table = csv.writer(stream)
-    parts = ("vote", "energy_before", "energy_after")
+    parts = ("label", "energy_before", "energy_after")
     columns = [f"{part}_{name}" for part in parts for name in sources]
     table.writerow(["input", "label", "probability", "status", *columns, "reason"])
 
-    def write(name: str, answer: Prediction | Failure) -> None:
-        if isinstance(answer, Failure):
-            table.writerow([name, "", "", UNREADABLE, *[""] * len(columns), answer.reason])
+    def write(name: str, result: Prediction | Failure) -> None:
+        if isinstance(result, Failure):
+            table.writerow([name, "", "", UNREADABLE, *[""] * len(columns), result.reason])
             return
-        energies = [f"{e[s]:.6g}" for e in (answer.energy_before, answer.energy_after) for s in sources]
-        votes = [answer.votes[source] for source in sources]
-        label, probability = answer.label, f"{answer.probability:.6g}"
-        table.writerow([name, label, probability, answer.status, *votes, *energies, ""])
+        energies = [f"{e[s]:.6g}" for e in (result.energy_before, result.energy_after) for s in sources]
+        labels = [result.source_labels[source] for source in sources]
+        label, probability = result.label, f"{result.probability:.6g}"
+        table.writerow([name, label, probability, result.status, *labels, *energies, ""])
 
     return write
 
 
 @contextmanager
-def whole_or_nothing(path: str | Path) -> Iterator[TextIO]:
-    """A text file that appears when it is complete."""
+def atomic_text_file(path: str | Path) -> Iterator[TextIO]:
+    """Open a text file for writing that appears under its name when it is complete."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

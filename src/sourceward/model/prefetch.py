@@ -1,4 +1,4 @@
-"""Reading ahead: the next chunk is read, and on its way to the device, while this one is computed."""
+"""Prefetching: read the next chunk, and copy it to the device, while this one is computed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,36 +12,36 @@ C = TypeVar("C")
 R = TypeVar("R")
 
 
-def ahead(read: Callable[[C], R], chunks: Iterable[C]) -> Iterator[R]:
-    """`read` of each chunk, in order. No more than one is read before it is asked for.
+def prefetch(read: Callable[[C], R], chunks: Iterable[C]) -> Iterator[R]:
+    """Yield `read(chunk)` of each chunk, in order, at most one chunk ahead of the consumer.
 
-    >>> list(ahead(sum, [[1, 2], [3, 4]]))
+    >>> list(prefetch(sum, [[1, 2], [3, 4]]))
     [3, 7]
     """
     with ThreadPoolExecutor(1) as reader:
-        coming: Future[R] | None = None
+        pending: Future[R] | None = None
         for chunk in chunks:
-            ready = None if coming is None else (coming.result(),)
-            coming = reader.submit(read, chunk)
+            ready = None if pending is None else (pending.result(),)
+            pending = reader.submit(read, chunk)
             if ready is not None:
                 yield ready[0]
-        if coming is not None:
-            yield coming.result()
+        if pending is not None:
+            yield pending.result()
 
 
 def send(rows: Tensor, device: torch.device) -> Tensor:
-    """Rows on the device. Pinned memory and a stream of its own: the copy waits for no kernel, and no kernel
-    for the copy."""
+    """Copy rows to the device, through pinned memory on a separate CUDA stream: the copy overlaps with
+    kernels."""
     if device.type != "cuda" or rows.is_cuda:
         return rows.to(device)
-    copying = _stream(device)
-    with torch.cuda.stream(copying):
-        there = rows.pin_memory().to(device, non_blocking=True)
-    copying.synchronize()
-    return there
+    stream = _copy_stream(device)
+    with torch.cuda.stream(stream):
+        copied = rows.pin_memory().to(device, non_blocking=True)
+    stream.synchronize()
+    return copied
 
 
 @cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all copies: memory that a stream has had, another one does not get."""
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all copies. One is enough, and the allocator reuses memory per stream."""
     return torch.cuda.Stream(device)

@@ -55,14 +55,14 @@ def feature_statistics(maps: Tensor) -> Tensor:
     return torch.stack([flat.mean(2), flat.std(2, correction=0)], 1)
 
 
-def adain(maps: Tensor, feature_statistics: Tensor) -> Tensor:
+def adain(maps: Tensor, statistics: Tensor) -> Tensor:
     """The maps with other feature_statistics (2, channels).
 
     >>> adain(torch.tensor([[[[1.0, 3.0]]]]), torch.tensor([[0.0], [5.0]]))
     tensor([[[[-5.,  5.]]]])
     """
     own = feature_statistics(maps)[..., None, None]
-    mean, spread = feature_statistics[..., None, None].to(own)
+    mean, spread = statistics[..., None, None].to(own)
     tiny = torch.finfo(torch.float16).eps  # a flat map stays flat
     return (mean + (maps.float() - own[:, 0]) * (spread / own[:, 1].clamp_min(tiny))).to(maps.dtype)
 

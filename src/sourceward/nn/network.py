@@ -55,7 +55,7 @@ class Network(nn.Module):
     distilled: DistilledStep | None
     white: Tensor | None
     unwhite: Tensor | None
-    styles: Tensor | None
+    amplitudes: Tensor | None
     """(sources, 3, height, width // 2 + 1): mean amplitude spectra of the sources' images."""
     feature_statistics: FeatureStatistics | None
     """Of the backbone's early maps of the sources' images."""
@@ -220,16 +220,12 @@ class Network(nn.Module):
         return torch.where((count > 0).unsqueeze(-1), centers, stored).expand_as(self.centers)
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
-        state.setdefault(f"{prefix}own_energy", self.own_energy)  # version 0.1 had no calibration
-        state.setdefault(f"{prefix}sharpness", self.sharpness)
-        earlier = state.pop(f"{prefix}voices", None)  # beside one voice of each learned classifier
-        voices = self.lda_weight if earlier is None else VOICES * earlier
-        state.setdefault(f"{prefix}lda_weight", voices)
+        """Create the optional buffers and modules that the state holds, then load as usual."""
         for name in ("white", "unwhite"):
             if prefix + name in state and getattr(self, name) is None:
                 setattr(self, name, torch.zeros(self.dim, self.dim).to(self.scale))
-        if self.amplitudes is None and f"{prefix}styles" in state:
-            self.amplitudes = torch.zeros_like(state[f"{prefix}styles"], device=self.scale.device)
+        if self.amplitudes is None and f"{prefix}amplitudes" in state:
+            self.amplitudes = torch.zeros_like(state[f"{prefix}amplitudes"], device=self.scale.device)
         if self.feature_statistics is None and any(
             name.startswith(f"{prefix}feature_statistics.") for name in state
         ):

@@ -1,16 +1,15 @@
-"""Samplers: one step each, as pure functions, and a runner that loops them."""
+"""Samplers: one step each, as pure functions, and runners that loop them into chains."""
 
-from sourceward.samplers.accept import ACCEPT_RULES
 from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target
 from sourceward.samplers.chain import run_chain
 from sourceward.samplers.distilled import distilled
 from sourceward.samplers.fused import fused_langevin
-from sourceward.samplers.langevin import langevin, textbook
+from sourceward.samplers.langevin import langevin, langevin_unchecked
+from sourceward.samplers.mala import mala
 from sourceward.samplers.nesterov import nesterov
 from sourceward.samplers.run import Chain, generator_noise, keyed_noise, run
 
 __all__ = [
-    "ACCEPT_RULES",
     "SAMPLERS",
     "Chain",
     "Info",
@@ -23,8 +22,9 @@ __all__ = [
     "generator_noise",
     "keyed_noise",
     "langevin",
+    "langevin_unchecked",
+    "mala",
     "nesterov",
     "run",
     "run_chain",
-    "textbook",
 ]

@@ -1,44 +1,29 @@
-"""Whether a proposed step is taken: `always`, `energy_not_higher`, `metropolis`.
+"""Accept rules: which proposed steps a sampler takes.
 
-Each rule takes energies before and after and the log ratio of the proposal densities
-log q(x|x') - log q(x'|x), all (sources, batch), and a uniform number, and returns a mask.
+Energies before and after the step are (sources, batch); every rule returns a mask of that shape. No rule
+accepts a step to a point whose energy is not finite.
 """
-
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sourceward._util.errors import InputError
-from sourceward._util.registry import Registry
 
-
-class AcceptRule(Protocol):
-    def __call__(
-        self, before: Tensor, after: Tensor, log_ratio: Tensor | None, uniform: Tensor
-    ) -> Tensor: ...
-
-
-ACCEPT_RULES: Registry[AcceptRule] = Registry("accept rule")
-
-
-@ACCEPT_RULES.register("always")
-def always(before: Tensor, after: Tensor, log_ratio: Tensor | None, uniform: Tensor) -> Tensor:
-    """Take every step, as the paper's text does."""
+def always(before: Tensor, after: Tensor) -> Tensor:
+    """Accept every step, as the paper's text does."""
     return torch.isfinite(after)
 
 
-@ACCEPT_RULES.register("energy_not_higher")
-def energy_not_higher(before: Tensor, after: Tensor, log_ratio: Tensor | None, uniform: Tensor) -> Tensor:
-    """Keep the old sample where the energy would rise, as the released code does."""
+def energy_not_higher(before: Tensor, after: Tensor) -> Tensor:
+    """Refuse a step that raises the energy, as the released code does."""
     return after <= before
 
 
-@ACCEPT_RULES.register("metropolis")
-def metropolis(before: Tensor, after: Tensor, log_ratio: Tensor | None, uniform: Tensor) -> Tensor:
-    """Metropolis-Hastings: with a textbook step this is MALA, whose samples follow exp(-E) without bias."""
-    if log_ratio is None:
-        raise InputError(
-            "Accept rule 'metropolis' needs a step with a known proposal density. Use sampler 'textbook'."
-        )
+def metropolis(before: Tensor, after: Tensor, log_ratio: Tensor, uniform: Tensor) -> Tensor:
+    """Metropolis-Hastings: accept with probability min(1, exp(before - after + log_ratio)).
+
+    Args:
+        before, after: energies.
+        log_ratio: log q(x|x') - log q(x'|x) of the proposal density q, (sources, batch).
+        uniform: numbers in (0, 1], (sources, batch).
+    """
     return uniform.log() <= before - after + log_ratio

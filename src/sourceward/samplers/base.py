@@ -1,7 +1,8 @@
-"""What every sampler shares: the energy it walks on, its state, what it reports, its settings.
+"""What every sampler shares: the energy it descends, its state, what it reports, its settings.
 
 A sampler is a pure function `step(state, target, noise, settings) -> (state, info)`. Tensors are
-(sources, batch, dim) and (sources, batch): every source has its own chain, all step together.
+(sources, batch, dim) and (sources, batch): every source has its own chain, and all chains step together. The
+accept rule is part of the sampler.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ class Target(NamedTuple):
     energy: Callable[[Tensor], Tensor]
     energy_and_grad: Callable[[Tensor], tuple[Tensor, Tensor]]
     distilled: Callable[[Tensor], Tensor] | None = None
-    """To about where a chain would end, where that was learned."""
+    """The distilled map from a feature to about where its chain would end; None if none was trained."""
 
 
 class Noise(NamedTuple):
@@ -41,7 +42,7 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a person who diagnoses a run wants to see of one step."""
+    """Diagnostics of one step."""
 
     origin: Tensor
     """The point at which the gradient was taken: the start of the guided step of eq. 10."""
@@ -54,17 +55,15 @@ class StepSettings:
     """Settings of one step. Defaults: the paper's for PACS.
 
     Args:
-        step_size: what multiplies the gradient (lambda in the textbook form, which halves it).
-        noise_std: standard deviation of the noise; the textbook form uses sqrt(step_size) instead.
+        step_size: factor of the gradient (lambda of eq. 2 for `mala`, which halves it).
+        noise_std: standard deviation of the noise; `mala` uses sqrt(step_size) instead.
         clip: bound on each element of the gradient.
-        accept: name of the accept rule.
         momentum: of the Nesterov sampler.
     """
 
     step_size: float = 50.0
     noise_std: float = 0.001
     clip: float = 0.01
-    accept: str = "energy_not_higher"
     momentum: float = 0.9
 
     def __post_init__(self) -> None:

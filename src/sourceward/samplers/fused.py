@@ -1,11 +1,11 @@
-"""The Langevin chain of `langevin`, on the stacked energy, with nothing computed twice.
+"""Langevin chains on the stacked energy without repeated work: `run("langevin", ...)` up to rounding, faster.
 
 A step moves x by v = noise_std * eps, then by d = -step_size * clip(dE/dx). The first layer is linear, so its
 pre-activation a0 = Wx x + (Wz z + b0) moves by Wx v and Wx d: it is carried along instead of computed again,
 and Wx v of many steps is one product. A step then costs two products with Wx instead of three, the energy
 that decides about acceptance is the one the next step compares with, and nothing large is allocated per step.
-On a CPU it is found together with the next step's gradient, in the hope that the step will be accepted.
-The numbers are those of `run("langevin", ...)` up to rounding.
+On a CPU the next step's gradient is computed together with that energy, on the guess that the step will be
+accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,18 +17,15 @@ from torch import Tensor
 from sourceward.functional.chain import ChainWeights, Lookahead, Workspace
 from sourceward.functional.noise import keyed_normals as many_normals
 from sourceward.functional.rows import matmul
-from sourceward.samplers.accept import ACCEPT_RULES
+from sourceward.samplers.accept import always, energy_not_higher
 from sourceward.samplers.base import StepSettings
 from sourceward.samplers.run import Chain, Record
 
 Normals = Callable[[int, int], Tensor]
-"""`normals(k, n)` are the normals of steps k to k + n: (n, sources or 1, batch, dim), new memory."""
-
-RULES = ("always", "energy_not_higher")
-"""Accept rules that look at energies alone."""
+"""`normals(k, n)` returns the normals of steps k to k + n: (n, sources or 1, batch, dim), new memory."""
 
 NOISE_ROWS = 2048
-"""Rows of noise made together: memory does not grow with the number of steps."""
+"""Rows of noise drawn together: memory does not grow with the number of steps."""
 
 
 @torch.no_grad()
@@ -40,8 +37,8 @@ def fused_langevin(
     num_steps: int,
     normals: Normals,
     *,
+    checked: bool = True,
     record: Record = False,
-    stop_below: Tensor | None = None,
 ) -> Chain:
     """Take `num_steps` Langevin steps from `feature` on the energies of all sources.
 
@@ -49,84 +46,117 @@ def fused_langevin(
         weights: of all sources.
         feature: (sources, batch, dim), the starts.
         bias: from `ChainWeights.bias`.
-        settings: of each step; the accept rule is one of `RULES`.
+        settings: of each step.
         num_steps: 0 returns the starts themselves.
         normals: `normals(k, n)` gives the noise of steps k to k + n.
+        checked: refuse steps that raise the energy (`langevin`), or take every step (`langevin_unchecked`).
         record: keep trajectory, energies and origins, or the "origins" alone.
-        stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
     """
     quick = not record and not feature.is_cuda
     with torch.inference_mode() if quick else nullcontext():  # a tenth faster for one sample
-        a = weights.first(feature, bias)
-        space = Workspace(weights, a, -settings.step_size)
-        energy = before = space.energy(a)
-        accepts, bound = ACCEPT_RULES[settings.accept], settings.clip * settings.step_size
-        taken, by_all = torch.zeros_like(energy, dtype=torch.int64), 0
-        x = feature.clone() if num_steps else feature
-        x_new, a_new = torch.empty_like(x), torch.empty_like(a)
-        points, values = [feature], [energy]
-        # Steps beside the batch, so that training takes all steps as one batch without a copy.
-        shape = (len(feature), num_steps, *feature.shape[1:])
-        origins = feature.new_empty(shape) if record else None
+        chain = _FusedChain(weights, feature, bias, settings, num_steps, checked, record)
         together = max(1, NOISE_ROWS // max(feature.shape[1], 1))
-        alone = feature.is_cuda or num_steps < 2 or not settings.noise_std
-        ahead = None if alone else Lookahead(weights, a, -settings.step_size)
-        hopeful, ready = True, False  # that all accept the next step too; so that its origin was looked at
         for first in range(0, num_steps, together):
             count = min(together, num_steps - first)
             jitter, lift = _noise(weights, feature, settings, normals, first, count)
             for k in range(count):
-                if ahead is not None and ready:
-                    a_origin, back = ahead.origin, ahead.backward_ahead()
-                else:
-                    a_origin = a if lift is None else lift[k].add_(a)
-                    _, back = space.backward_to_first(a_origin)
-                matmul(back, weights.down, out=x_new).clamp_(-bound, bound)
-                matmul(x_new, weights.up, a_origin, out=a_new)
-                origin = x if jitter is None else jitter[k].add(x)
-                if origins is not None:
-                    origins[:, first + k] = origin
-                x_new.add_(origin)
-                coming = lift[k + 1] if lift is not None and hopeful and k + 1 < count else None
-                if ahead is None or coming is None:
-                    e_new = space.energy(a_new)
-                else:
-                    e_new = ahead.energy_and_ahead(a_new, coming)
-                accepted = accepts(energy, e_new, None, e_new)
-                if stop_below is not None:
-                    accepted = accepted & (energy > stop_below)
-                hopeful = not x.is_cuda and bool(accepted.all())
-                ready = hopeful and coming is not None
-                if hopeful:  # the rule, and an exchange is free
-                    x, x_new, a, a_new, energy = x_new, x, a_new, a, e_new
-                    by_all += 1
-                else:
-                    row = accepted.unsqueeze(-1)
-                    torch.where(row, x_new, x, out=x)
-                    torch.where(row, a_new, a, out=a)
-                    energy = torch.where(accepted, e_new, energy)
-                    taken += accepted
-                if record is True:
-                    points.append(x.clone())
-                    values.append(energy)
-        taken += by_all
-    if quick:  # copies are ordinary tensors again
-        return Chain(x.clone(), before.clone(), energy.clone(), taken.clone())
-    return Chain(
-        x,
-        before,
-        energy,
-        taken,
-        torch.stack(points) if record is True else None,
-        torch.stack(values) if record is True else None,
-        origins.transpose(0, 1) if origins is not None and num_steps else None,
-    )
+                chain.step(jitter, lift, k, count)
+        result = chain.result()
+    if quick:  # inference tensors cannot be used in autograd; their copies can
+        ends = result.feature, result.energy_before, result.energy_after, result.steps
+        return Chain(*(value.clone() for value in ends))
+    return result
+
+
+class _FusedChain:
+    """The state of the chains between steps, and the memory that steps share."""
+
+    def __init__(
+        self,
+        weights: ChainWeights,
+        feature: Tensor,
+        bias: Tensor,
+        settings: StepSettings,
+        num_steps: int,
+        checked: bool,
+        record: Record,
+    ) -> None:
+        self.weights, self.record = weights, record
+        self.accepts = energy_not_higher if checked else always
+        self.bound = settings.clip * settings.step_size
+        self.a = weights.first(feature, bias)
+        self.space = Workspace(weights, self.a, -settings.step_size)
+        self.energy = self.before = self.space.energy(self.a)
+        self.taken, self.taken_by_all = torch.zeros_like(self.energy, dtype=torch.int64), 0
+        self.x = feature.clone() if num_steps else feature
+        self.x_new, self.a_new = torch.empty_like(self.x), torch.empty_like(self.a)
+        self.points, self.values = [feature], [self.energy]
+        # Steps beside the batch, so that training takes all steps as one batch without a copy.
+        shape = (len(feature), num_steps, *feature.shape[1:])
+        self.origins, self.done = feature.new_empty(shape) if record else None, 0
+        alone = feature.is_cuda or num_steps < 2 or not settings.noise_std
+        self.ahead = None if alone else Lookahead(weights, self.a, -settings.step_size)
+        self.all_accepted, self.is_ahead = True, False
+
+    def step(
+        self, jitter: Sequence[Tensor] | None, lift: Sequence[Tensor] | None, k: int, count: int
+    ) -> None:
+        """Take step k of the `count` steps whose noise was drawn together: see `_noise`."""
+        if self.ahead is not None and self.is_ahead:
+            a_origin, back = self.ahead.origin, self.ahead.backward_ahead()
+        else:
+            a_origin = self.a if lift is None else lift[k].add_(self.a)
+            _, back = self.space.backward_to_first(a_origin)
+        matmul(back, self.weights.down, out=self.x_new).clamp_(-self.bound, self.bound)
+        matmul(self.x_new, self.weights.up, a_origin, out=self.a_new)
+        origin = self.x if jitter is None else jitter[k].add(self.x)
+        if self.origins is not None:
+            self.origins[:, self.done] = origin
+        self.x_new.add_(origin)
+        # Guess that this step is accepted by all chains if the last one was.
+        next_lift = lift[k + 1] if lift is not None and self.all_accepted and k + 1 < count else None
+        if self.ahead is None or next_lift is None:
+            energy = self.space.energy(self.a_new)
+        else:
+            energy = self.ahead.energy_and_ahead(self.a_new, next_lift)
+        self._accept(energy)
+        self.is_ahead = self.all_accepted and next_lift is not None
+        self.done += 1
+        if self.record is True:
+            self.points.append(self.x.clone())
+            self.values.append(self.energy)
+
+    def _accept(self, energy: Tensor) -> None:
+        """Take the proposal where the accept rule says so; `energy` is the proposal's."""
+        accepted = self.accepts(self.energy, energy)
+        self.all_accepted = not self.x.is_cuda and bool(accepted.all())
+        if self.all_accepted:  # the usual case, and swapping two buffers is free
+            self.x, self.x_new, self.a, self.a_new = self.x_new, self.x, self.a_new, self.a
+            self.energy = energy
+            self.taken_by_all += 1
+        else:
+            row = accepted.unsqueeze(-1)
+            torch.where(row, self.x_new, self.x, out=self.x)
+            torch.where(row, self.a_new, self.a, out=self.a)
+            self.energy = torch.where(accepted, energy, self.energy)
+            self.taken += accepted
+
+    def result(self) -> Chain:
+        return Chain(
+            self.x,
+            self.before,
+            self.energy,
+            self.taken.add_(self.taken_by_all),
+            torch.stack(self.points) if self.record is True else None,
+            torch.stack(self.values) if self.record is True else None,
+            self.origins.transpose(0, 1) if self.origins is not None and self.done else None,
+        )
 
 
 def _noise(
     weights: ChainWeights, feature: Tensor, settings: StepSettings, normals: Normals, first: int, count: int
 ) -> tuple[Sequence[Tensor] | None, Sequence[Tensor] | None]:
-    """noise_std * eps of each of some steps, (sources or 1, batch, dim), and what it adds to a0."""
+    """noise_std * eps of `count` steps, (sources or 1, batch, dim) each, and what it adds to a0."""
     if not settings.noise_std:
         return None, None
     jitter = normals(first, count).mul_(settings.noise_std)

@@ -1,58 +1,52 @@
-"""Langevin steps: the paper's two-number form and the textbook form of eq. 2."""
+"""Langevin dynamics (eq. 2) in the form that the paper's experiments use: noise first, then a gradient step.
+
+Eq. 2 as printed is x <- x - (lambda/2) dE/dx + N(0, lambda). In practice step size and noise are two
+independent numbers, and the gradient is taken at the noisy point::
+
+    x' = x + noise_std * eps
+    x  <- x' - step_size * clip(dE/dx')
+
+`langevin` refuses a step that raises the energy (released code); `langevin_unchecked` takes every step (the
+paper's text). `samplers.mala` has the printed form, with a Metropolis correction.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from sourceward.samplers.accept import ACCEPT_RULES
+from sourceward.samplers.accept import always, energy_not_higher
 from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target
 
 
 @SAMPLERS.register("langevin")
 def langevin(state: State, target: Target, noise: Noise, settings: StepSettings) -> tuple[State, Info]:
-    """The paper's practice: jitter, then descend. Step size and noise are two independent numbers::
+    """Take one Langevin step; a sample whose energy would rise keeps its place."""
+    return _step(state, target, noise, settings, energy_not_higher)
 
-    x' = x + noise_std * eps
-    x  <- x' - step_size * clip(dE/dx')
-    """
+
+@SAMPLERS.register("langevin_unchecked")
+def langevin_unchecked(
+    state: State, target: Target, noise: Noise, settings: StepSettings
+) -> tuple[State, Info]:
+    """Take one Langevin step, whatever the energy does."""
+    return _step(state, target, noise, settings, always)
+
+
+def _step(
+    state: State,
+    target: Target,
+    noise: Noise,
+    settings: StepSettings,
+    accept: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[State, Info]:
     origin = state.feature + settings.noise_std * noise.normal
     _, grad = target.energy_and_grad(origin)
     feature = origin - settings.step_size * grad.clamp(-settings.clip, settings.clip)
     energy = target.energy(feature)
-    accepted = ACCEPT_RULES[settings.accept](state.energy, energy, None, noise.uniform)
-    new = State(
-        torch.where(accepted.unsqueeze(-1), feature, state.feature),
-        torch.where(accepted, energy, state.energy),
-        state.grad,
-        state.momentum,
+    accepted = accept(state.energy, energy)
+    new = state._replace(
+        feature=torch.where(accepted.unsqueeze(-1), feature, state.feature),
+        energy=torch.where(accepted, energy, state.energy),
     )
     return new, Info(origin, energy, accepted)
-
-
-@SAMPLERS.register("textbook")
-def textbook(state: State, target: Target, noise: Noise, settings: StepSettings) -> tuple[State, Info]:
-    """Eq. 2: x <- x - (lambda/2) dE/dx + N(0, lambda), with lambda = step_size.
-
-    With accept rule `metropolis` this is a correct MALA step: the clipped gradient is the drift on both
-    sides of the ratio, so detailed balance holds for any clip.
-    """
-    feature = _drift(state.feature, state.grad, settings) + settings.step_size**0.5 * noise.normal
-    energy, grad = target.energy_and_grad(feature)
-    backward = _log_density(state.feature, _drift(feature, grad, settings), settings)
-    forward = _log_density(feature, _drift(state.feature, state.grad, settings), settings)
-    accepted = ACCEPT_RULES[settings.accept](state.energy, energy, backward - forward, noise.uniform)
-    new = State(
-        torch.where(accepted.unsqueeze(-1), feature, state.feature),
-        torch.where(accepted, energy, state.energy),
-        torch.where(accepted.unsqueeze(-1), grad, state.grad),
-        state.momentum,
-    )
-    return new, Info(state.feature, energy, accepted)
-
-
-def _drift(feature: Tensor, grad: Tensor, settings: StepSettings) -> Tensor:
-    return feature - 0.5 * settings.step_size * grad.clamp(-settings.clip, settings.clip)
-
-
-def _log_density(to: Tensor, mean: Tensor, settings: StepSettings) -> Tensor:
-    """log N(to; mean, lambda), up to a constant."""
-    return -(to - mean).square().sum(-1) / (2 * settings.step_size)

@@ -1,4 +1,4 @@
-"""Run a sampler: loop its step, record what is asked for, stop rows that are done."""
+"""`run`: the reference loop over a sampler's steps. `run_chain` is the fast one, for stacked energies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ NoiseSource = Callable[[int], Noise]
 """`noise(k)` is the randomness of step k."""
 
 Record = bool | Literal["origins"]
-"""What a chain keeps: nothing, everything, or where it took its gradients."""
+"""What a chain records: nothing, everything, or the points at which it took its gradients."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Chain:
     steps: Tensor
     """Accepted steps of each chain, (sources, batch)."""
     trajectory: Tensor | None = None
-    """Every point from start to end, (steps run + 1, sources, batch, dim), when recorded."""
+    """Every point from start to end, (steps + 1, sources, batch, dim), when recorded."""
     energies: Tensor | None = None
-    """Energy at each of those points, (steps run + 1, sources, batch), when recorded."""
+    """Energy at each of those points, (steps + 1, sources, batch), when recorded."""
     origins: Tensor | None = None
-    """Where each step took its gradient, (steps, sources, batch, dim), when recorded."""
+    """The point at which each step took its gradient, (steps, sources, batch, dim), when recorded."""
 
 
 def run(
@@ -43,7 +43,6 @@ def run(
     noise: NoiseSource,
     *,
     record: Record = False,
-    stop_below: Tensor | None = None,
 ) -> Chain:
     """Take `num_steps` steps from `feature` on `target`.
 
@@ -52,10 +51,9 @@ def run(
         feature: (sources, batch, dim), the starts.
         target: energy and gradient.
         settings: of each step.
-        num_steps: at most this many; 0 returns the starts themselves.
+        num_steps: 0 returns the starts themselves.
         noise: `noise(k)` gives the randomness of step k: see `keyed_noise` and `generator_noise`.
         record: keep trajectory, energies and origins, or the "origins" alone.
-        stop_below: energies that broadcast to (sources, batch); a chain at or below its own stops there.
     """
     step = SAMPLERS[sampler]
     energy, grad = target.energy_and_grad(feature)
@@ -63,16 +61,8 @@ def run(
     taken = torch.zeros(energy.shape, dtype=torch.int64, device=energy.device)
     points, values, origins = [feature], [energy], []
     for k in range(num_steps):
-        active = torch.ones_like(energy, dtype=torch.bool)
-        if stop_below is not None:
-            active = state.energy > stop_below
-            if not bool(active.any()):
-                break
-        new, info = step(state, target, noise(k), settings)
-        if stop_below is not None:
-            new = _select(active, new, state)
-        state = new
-        taken += info.accepted & active
+        state, info = step(state, target, noise(k), settings)
+        taken += info.accepted
         if record:
             origins.append(info.origin)
         if record is True:
@@ -108,17 +98,10 @@ def keyed_noise(keys: Tensor, like: Tensor) -> NoiseSource:
 
 
 def generator_noise(generator: torch.Generator | None, like: Tensor) -> NoiseSource:
-    """Noise from a generator, for training: fast, but tied to the place in the batch."""
+    """Noise from a generator, for training: fast, but it depends on the position in the batch."""
 
     def source(k: int) -> Noise:
         options: dict[str, Any] = {"generator": generator, "dtype": like.dtype, "device": like.device}
         return Noise(torch.randn(like.shape, **options), torch.rand(like.shape[:-1], **options))
 
     return source
-
-
-def _select(mask: Tensor, new: State, old: State) -> State:
-    def pick(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(mask if a.dim() == mask.dim() else mask.unsqueeze(-1), a, b)
-
-    return State(*(pick(a, b) for a, b in zip(new, old)))

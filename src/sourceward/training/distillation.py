@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from sourceward.functional.distilled import StartPoint, distilled
+from sourceward.functional.distilled import StartPoint, distilled_step
 from sourceward.nn import DistilledStep, Folded, Network, folded
 from sourceward.samplers import StepSettings, run_chain
 from sourceward.training.learner import rate
@@ -64,7 +64,7 @@ def distil(
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * rate(iteration / max_iter, "cosine")
         with torch.enable_grad():
-            reached = distilled(result.weights(), StartPoint(*(part[:, rows] for part in start_point)))
+            reached = distilled_step(result.weights(), StartPoint(*(part[:, rows] for part in start_point)))
             z = None if latent is None else latent[:, rows]
             answer = fold.classify(reached, z).clamp_min(1e-9).log()
             apart = (reached - end[:, rows]).square().mean()

@@ -1,6 +1,6 @@
-"""Stage 1 of a two-stage fit: the backbone learns as an ordinary classifier, all sources in one pass.
+"""Fine-tuning: the backbone is trained as an ordinary classifier, all sources in one pass.
 
-Method registered here under a name is what `finetune.method` chooses:
+`finetune.method` names a method that is registered here:
 
     @FINETUNE_METHODS.register("mine")
     class Mine(Method):
@@ -16,43 +16,49 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from sourceward._util.cost import Meter
 from sourceward._util.devices import ALONE, Processes
 from sourceward._util.errors import InputError, TrainingError, unknown_name
 from sourceward._util.registry import Registry
+from sourceward._util.storage import RESTART, load_tensors, save_tensors
+from sourceward.data.feeds import Feed
+from sourceward.data.loading import SourceData, encode
+from sourceward.nn.backbones import Backbone
 from sourceward.settings import LoopSettings
 from sourceward.training.learner import CHECK_EVERY, Learner, flat
-from sourceward.training.loop import Feed
+from sourceward.training.loop import Training
+from sourceward.training.run_folder import LAST, Context
 from sourceward.training.selection import SELECT
 
 
 @dataclass(frozen=True)
 class FineTuneSettings:
-    """Stage 1.
+    """Settings of fine-tuning.
 
     Args:
         max_iter: iterations.
         batch_size: samples of each source per iteration; 32 is what DomainBed draws.
-        head_rate: learning rate of the linear head.
-        backbone_rate: of the backbone; the paper's for ResNet-18 on PACS, and DomainBed's.
+        head_learning_rate: learning rate of the linear head.
+        backbone_learning_rate: of the backbone; the paper's for ResNet-18 on PACS, and DomainBed's.
         weight_decay: decoupled (AdamW).
         schedule: `cosine`, `step` (x 0.1 at 60 %) or `constant`.
         average: decay of the moving average of all weights; 0 keeps the last iterate, 1 is the plain mean of
             all iterates from the hundredth on.
         freeze_batchnorm: hold the statistics of batch norm; where they move, they are averaged, too.
-        evaluate_every: iterations between looks at source validation; a tenth of the training when None.
+        evaluate_every: iterations between validations; a tenth of the training when None.
         checkpoint_every: iterations between checkpoints.
         method: a name in `FINETUNE_METHODS`.
         label_smoothing: share of each label that is spread over all classes.
         select: which weights are handed on: the `best` on source validation; the `late`st that are within
-            one standard error of the best, for an `average` of 1, whose iterates source validation tells
-            apart by luck alone; or the `last`.
+            one standard error of the best, for an `average` of 1, whose iterates source validation cannot
+            tell apart; or the `last`.
         compile: let torch.compile fuse what lies between convolutions, on CUDA; pays for long trainings.
     """
 
     max_iter: int = 2000
     batch_size: int = 32
-    head_rate: float = 1e-3
-    backbone_rate: float = 5e-5
+    head_learning_rate: float = 1e-3
+    backbone_learning_rate: float = 5e-5
     weight_decay: float = 5e-4
     schedule: str = "cosine"
     average: float = 0.99
@@ -65,8 +71,10 @@ class FineTuneSettings:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.head_rate < math.inf:
-            raise InputError(f"Expected `finetune.head_rate` to be 0 or more, but got {self.head_rate}.")
+        if not 0 <= self.head_learning_rate < math.inf:
+            raise InputError(
+                f"Expected `finetune.head_learning_rate` to be 0 or more, but got {self.head_learning_rate}."
+            )
         try:
             self.loop()
         except InputError as error:  # by the name that it has here
@@ -88,8 +96,8 @@ class FineTuneSettings:
         return LoopSettings(
             self.max_iter,
             self.batch_size,
-            self.head_rate,
-            backbone_rate=self.backbone_rate,
+            self.head_learning_rate,
+            backbone_learning_rate=self.backbone_learning_rate,
             weight_decay=self.weight_decay,
             schedule=self.schedule,
             average=self.average,
@@ -98,7 +106,7 @@ class FineTuneSettings:
 
 
 class Method(nn.Module):
-    """How a batch becomes a loss. Parameters and buffers of a method are trained, averaged and saved with
+    """A fine-tuning method: from a batch to a loss. Parameters and buffers of a method are trained, averaged and saved with
     the rest; only backbone and head go into the model.
 
     Args:
@@ -152,7 +160,7 @@ class ERM(Method):
 
 
 class Classifier(nn.Module):
-    """What stage 1 trains: backbone, linear head, and the method's own weights where it has any."""
+    """Backbone, linear head, and the method's own weights where it has any."""
 
     def __init__(
         self, backbone: nn.Module, dim: int, sources: int, classes: int, settings: FineTuneSettings
@@ -162,7 +170,7 @@ class Classifier(nn.Module):
         self.method = FINETUNE_METHODS[settings.method](settings, backbone, sources, classes)
 
     def reset_head(self, generator: torch.Generator) -> None:
-        """All classes alike before the first step, so that nothing depends on a lucky start."""
+        """Initialise near zero: all classes alike before the first step."""
         with torch.no_grad():
             self.head.weight.copy_(0.01 * torch.randn(self.head.weight.shape, generator=generator))
             self.head.bias.zero_()
@@ -172,7 +180,7 @@ class Classifier(nn.Module):
 
 
 class FineTuner(Learner):
-    """Stage 1, an iteration at a time."""
+    """Fine-tunes a classifier, an iteration at a time."""
 
     def __init__(
         self,
@@ -195,10 +203,13 @@ class FineTuner(Learner):
         if self.iteration % CHECK_EVERY == 0 and not math.isfinite(loss.item()):
             raise TrainingError(
                 f"The loss is no longer finite at iteration {self.iteration} of fine-tuning. Lower "
-                "`finetune.backbone_rate` or `finetune.head_rate`."
+                "`finetune.backbone_learning_rate` or `finetune.head_learning_rate`."
             )
         self.apply_gradients()
         return loss.detach().clone()  # the next replay writes to the same place
+
+    def parts(self, loss: Tensor) -> dict[str, float]:
+        return {"total": loss.item()}
 
     def _loss(self, batch: tuple[Any, Tensor]) -> tuple[Tensor, None]:
         network: Classifier = self.network
@@ -208,6 +219,76 @@ class FineTuner(Learner):
         with self.autocast:
             loss = network.method.loss(self._backbone, network.head, inputs, label, domain, self.generator)
         return loss, None
+
+
+def finetune(
+    data: SourceData, backbone: Backbone, context: Context, settings: FineTuneSettings
+) -> tuple[Classifier, dict[str, Any]]:
+    """Fine-tune a backbone on the sources; return the selected weights, and scores and cost of the training.
+
+    A fine-tuning that has finished in the run's folder is loaded.
+    """
+    folder, device, sources = context.folder, context.device, len(data.train)
+    network = Classifier(backbone, backbone.dim, sources, len(data.dataset.classes), settings)
+    network.reset_head(torch.Generator().manual_seed(context.seed))
+    network.to(device)
+    fast = device.type == "cuda"
+    if fast and backbone.kind == "image":
+        backbone.to(memory_format=torch.channels_last)
+    learner = FineTuner(network, settings, context.seed, processes=context.processes, bf16=fast)
+    if folder.finetuned.exists():
+        state, info = load_tensors(folder.finetuned, RESTART)
+        learner.current.load_state_dict(state)
+        return learner.current.eval(), info
+    meter, size = Meter(device), max(1, settings.batch_size // context.processes.count)
+    training = Training(
+        learner,
+        lambda start: data.samples.feed(data.train, data.labels, size, learner.seed, start),
+        size * sources * context.processes.count,
+        name="finetune",
+        checkpoint=folder.checkpoint,
+        checkpoint_every=settings.checkpoint_every,
+        validate=lambda current: _scores(current, data, learner.iteration),
+        evaluate_every=settings.evaluate_every,
+        select=settings.select,
+        log=context.log("finetune"),
+        progress=context.progress if context.processes.is_main else False,
+    )
+    current = training.run()
+    best, last = training.best_scores, learner.iteration
+    if best["iteration"] != last:
+        if context.processes.is_main:
+            save_tensors(folder.path / f"finetuned-{LAST}", current.state_dict(), {"iteration": last})
+        current.load_state_dict(training.best)
+    cost = meter.read() | {"images_per_second": training.speed.steady()}
+    info = {"scores": best | {"last_iteration": last}, "cost": cost}
+    if context.processes.is_main:
+        save_tensors(folder.finetuned, current.state_dict(), info)
+        folder.checkpoint.unlink(missing_ok=True)
+    return current.eval(), info
+
+
+def _scores(network: Classifier, data: SourceData, iteration: int) -> dict[str, Any]:
+    """Accuracy on the validation rows of each source, and their mean."""
+    per_source = {}
+    for name, rows in zip(data.dataset.domain_names, data.val):
+        if rows.stop > rows.start:
+            rows = data.first(rows)
+            feature = encode(network.backbone, data.samples, rows)
+            _check_alive(feature, iteration)
+            correct = network.head(feature).argmax(1) == data.labels[rows]
+            per_source[name] = {"accuracy": correct.float().mean().item(), "samples": len(correct)}
+    mean = sum(scores["accuracy"] for scores in per_source.values()) / len(per_source)
+    return {"accuracy": mean, "per_source": per_source}
+
+
+def _check_alive(feature: Tensor, iteration: int) -> None:
+    spread = feature.std(0).max().item() if len(feature) > 1 else 1.0
+    if not spread > 0:  # NaN, too
+        raise TrainingError(
+            f"Every sample has the same features at iteration {iteration} of fine-tuning: they collapsed. "
+            "Lower `finetune.backbone_learning_rate`, or pass --freeze."
+        )
 
 
 from sourceward.training import methods as _others  # noqa: E402, F401  they register themselves

@@ -1,198 +1,143 @@
-"""One run of Algorithm 1: train, look at source validation, keep the best, end as a model folder."""
+"""Algorithm 1 from end to end: backbone, heads and energies are trained together, as in the paper."""
 
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sourceward._util.cost import Meter
 from sourceward._util.storage import save_tensors
-from sourceward.adaptation import EnergyAdaptation
-from sourceward.adaptation.base import AdaptationResult
-from sourceward.data.loading import Resident
-from sourceward.data.transforms import STYLE
-from sourceward.estimator import EnergyAdapter, ExpectedGain
-from sourceward.functional import Loss
-from sourceward.model import Model
-from sourceward.nn import DistilledStep, Network
+from sourceward.adaptation.energy import EnergyAdaptation
+from sourceward.data.loading import SourceData, encode
+from sourceward.nn import Network
+from sourceward.nn.backbones import Backbone
 from sourceward.settings import AdaptSettings
-from sourceward.training.configuration import AUTO, NONE, FitSettings
+from sourceward.training.configuration import FitSettings
 from sourceward.training.distillation import distil
-from sourceward.training.loop import Feed, Trainer
-from sourceward.training.monitor import note_of, parts_of
-from sourceward.training.run_folder import LAST
-from sourceward.training.stage import Job, Stage
-from sourceward.training.styles import directions
-from sourceward.training.task import Task
-from sourceward.validation.leave_one_domain_out import Part, settle_views, try_views
-from sourceward.validation.views import named
+from sourceward.training.loop import Training
+from sourceward.training.run_folder import LAST, Context
+from sourceward.training.trainer import Trainer
 
 
-class Run(Stage):
-    """Algorithm 1 as a stage: backbone (where one is trained), heads and energies together."""
+def train_joint(
+    data: SourceData, backbone: Backbone, context: Context
+) -> tuple[Network, dict[str, Any], dict[str, Any]]:
+    """Train a network with its backbone; return it with its scores on source validation and its cost.
 
-    select_on = "adapted"
-    settings: FitSettings
-    tta_gain: ExpectedGain | None = None
-    """What pretend targets gained by being asked about in the style of another source, too."""
+    The weights with the best adapted accuracy on source validation are kept.
+    """
+    settings: FitSettings = context.settings
+    processes, device = context.processes, context.device
+    network = Network(len(data.train), len(data.dataset.classes), backbone.dim, settings.head, backbone)
+    network.to(device)
+    fast = device.type == "cuda"
+    if fast and backbone.kind == "image":
+        backbone.to(memory_format=torch.channels_last)
+    network.reset_parameters(torch.Generator().manual_seed(context.seed))
+    _fit_scale(network.eval(), data)
+    _fit_centers(network, data)
+    parts = settings.train_settings(processes.count)
+    options: dict[str, Any] = {"processes": processes, "bf16": fast, "compile": settings.finetune.compile}
+    learner = Trainer(network, settings.loop(), parts, settings.kl_weight, context.seed, **options)
+    meter, size = Meter(device), max(1, settings.batch_size // processes.count)
+    adapt = settings.adapt().before_learning()
 
-    def __init__(self, task: Task, job: Job) -> None:
-        super().__init__(job, job.settings)
-        self.task = task
-        self.meter = Meter(task.labels.device)
-        self.learner = self._trainer(job.seed)
+    def scores(current: Network) -> dict[str, Any]:
+        _fit_centers(current, data)
+        calibrate(current, data)
+        return validation_scores(current, data, adapt)
 
-    def finish(self, info: dict[str, Any]) -> Model:
-        """Train to the end and write the model folder."""
-        self.begin()
-        self.train()
-        task, learner, network = self.task, self.learner, self.learner.current
-        last = {k: v.cpu().clone() for k, v in self._complete(network).state_dict().items()}
-        if self.best_scores["iteration"] != learner.iteration:
-            network.distilled = None
-            network.load_state_dict(self.best)
-            self._complete(network)
-        cost = self.meter.read()
-        info["metrics"] = self.best_scores | {"last_iteration": learner.iteration}
-        info["cost"] = {self.name: cost | {"per_second": self.speed.steady()}}
-        network.eval().requires_grad_(False)
-        data = task.dataset
-        adapt, expected_gain = self._tuned()
-        if adapt != self.settings.adapt().untaught():
-            info["metrics"] |= self._scores(network, adapt)
-        info["metrics"]["seconds"] = self.job.seconds()
-        network.amplitudes = self.job.styles
-        network.backbone = network.backbone or task.still  # not before: the samples are its features already
-        network.eval().requires_grad_(False).to(task.labels.device)
-        info["expected_gain"] = None if expected_gain is None else expected_gain.to_dict()
-        views = "" if self.settings.views in (AUTO, NONE) else self.settings.views
-        if self.tta_gain is not None:
-            info["tta_gain"] = named(self.tta_gain, STYLE)
-            views = STYLE if self.tta_gain.adapts else ""
-        model = Model(network, data.classes, data.domain_names, adapt, info, views)
-        if self.processes.is_main:
-            if self.best_scores["iteration"] != learner.iteration:
-                extra = {} if task.still is None else task.still.state_dict(prefix="backbone.")
-                extra |= {} if network.amplitudes is None else {"amplitudes": network.amplitudes}
-                save_tensors(self.folder.path / LAST, last | extra, {"iteration": learner.iteration})
-            model.save(self.folder.path)
-            self.folder.tidy()
-        self.processes.wait()
-        return model
-
-    def _trainer(self, seed: int) -> Trainer:
-        task, settings = self.task, self.settings
-        task.network.reset_parameters(torch.Generator().manual_seed(seed))
-        task.fit_scale(settings.whiten)
-        task.fit_centers(task.network)
-        parts = settings.train(self.processes.count)
-        options = {"processes": self.processes, "bf16": task.bf16, "compile": settings.finetune.compile}
-        return Trainer(task.network, settings.loop(), parts, seed, **options)  # type: ignore[arg-type]
-
-    def feed(self, batch_size: int) -> Feed:
-        task, learner = self.task, self.learner
-        return task.samples.feed(task.train, task.labels, batch_size, learner.seed, learner.iteration)
-
-    def sources(self) -> int:
-        return len(self.task.train)
-
-    def parts(self, loss: Loss) -> dict[str, float]:
-        return parts_of(loss)
-
-    def note(self, parts: dict[str, float]) -> str:
-        scores = self.best_scores
-        val = f" val {100 * scores['unadapted']:.1f} -> {100 * scores['adapted']:.1f}" if scores else ""
-        return f"{note_of(parts)}{val}"
-
-    def scores(self, network: Network) -> dict[str, Any]:
-        self.task.fit_centers(network)
-        self._calibrate(network)
-        return self._scores(network, self.settings.adapt().untaught())
-
-    def _scores(self, network: Network, adapt: AdaptSettings) -> dict[str, Any]:
-        task = self.task
-        parts = ((n, *task.features(network, r)) for n, r in zip(task.dataset.domain_names, task.val))
-        return validate(parts, network, adapt)
-
-    def _tuned(self) -> tuple[AdaptSettings, ExpectedGain | None]:
-        """What pretend targets ask for; with a backbone that saw them all there is none to ask."""
-        task, settings = self.task, self.settings
-        asks = settings.num_steps == "auto" or settings.aggregation == "learned"
-        if not asks or not isinstance(task.samples, Resident) or task.look is not None:
-            return settings.adapt(), None
-        parts = [(task.samples.rows[rows], task.labels[rows]) for rows in task.plain]
-        names, classes = list(task.dataset.domain_names), np.arange(len(task.dataset.classes))
-        estimator = EnergyAdapter(
-            **settings.estimator(), device=str(task.labels.device), random_state=self.job.seed
-        )
-        rows, labels, count = task.samples.rows, task.labels, len(task.train)
-        trials = []
-
-        def teaches(held: int, source: int) -> Part:
-            """The samples as they came, and copies that go to none but the sources that are left."""
-            own, plain = task.train[source], task.plain[source]
-            toward = directions(source, slice(plain.stop, own.stop), count)
-            copies = plain.stop + np.flatnonzero(toward != held)
-            number = np.concatenate([np.arange(plain.start, plain.stop), copies])
-            return rows[number], labels[number]
-
-        def watch(held: int, network: Network) -> None:
-            if task.pictures:
-                own = task.pictures[held]
-                there = slice(task.plain[held].start, task.plain[held].start + len(own[0]))
-                voices = [[network.features(x) for x in of] for of in ([rows[there]], own)]
-                trials.append(try_views(names[held], network, voices, labels[there]))
-
-        shifted = task.samples.shifted
-        adapt, expected_gain = estimator.self_tune(parts, names, classes, shifted, watch, teaches)
-        self.tta_gain = settle_views(trials) if trials else None
-        return adapt, expected_gain
-
-    def _complete(self, network: Network) -> Network:
-        """Class centres of the finished network, from every training sample; energies on the scale of those
-        that were held out."""
-        if self.task.look is not None:
-            self.task.fit_centers(network.eval(), everything=True)
-        self._calibrate(network)
-        if self.settings.sampler == "distilled":
-            network.distilled = self._leap(network.eval())
-        return network
-
-    def _leap(self, network: Network) -> DistilledStep:
-        settings = self.settings
-        feature = torch.cat([self.task.features(network, rows)[0] for rows in self.task.train]).float()
-        step = settings.adapt().step
-        return distil(network, feature, step, settings.distilled_steps, settings.max_iter, self.job.seed)
-
-    def _calibrate(self, network: Network) -> None:
-        rows = [val if val.stop > val.start else train for train, val in zip(self.task.train, self.task.val)]
-        parts = [self.task.features(network, part) for part in rows]
-        for source, (feature, _) in enumerate(parts):
-            network.fit_calibration(source, feature)
-        network.fit_lda(*(torch.cat(values) for values in zip(*parts)))
+    training = Training(
+        learner,
+        lambda start: data.samples.feed(data.train, data.labels, size, learner.seed, start),
+        size * len(data.train) * processes.count,
+        name="joint",
+        checkpoint=context.folder.checkpoint,
+        checkpoint_every=settings.checkpoint_every,
+        validate=scores,
+        evaluate_every=settings.evaluate_every,
+        select_on="adapted",
+        log=context.log("joint"),
+        progress=context.progress if processes.is_main else False,
+    )
+    current = training.run()
+    best = training.best_scores
+    if best["iteration"] != learner.iteration:
+        if processes.is_main:
+            _complete(current, data, context)
+            path = context.folder.path / LAST
+            save_tensors(path, current.state_dict(), {"iteration": learner.iteration})
+        current.distilled = None
+        current.load_state_dict(training.best)
+    _complete(current, data, context)
+    cost = meter.read() | {"images_per_second": training.speed.steady()}
+    return current, best | {"last_iteration": learner.iteration}, cost
 
 
-def validate(
-    parts: Iterable[tuple[str, Tensor, Tensor]], network: Network, settings: AdaptSettings
+def _features(network: Network, data: SourceData, rows: slice, everything: bool = False) -> Tensor:
+    return encode(network.features, data.samples, rows if everything else data.first(rows))
+
+
+def _fit_scale(network: Network, data: SourceData) -> None:
+    """Centre and scale of the source features, before any training."""
+    network.fit_scale(torch.cat([_features(network, data, rows) for rows in data.train]))
+
+
+def _fit_centers(network: Network, data: SourceData, everything: bool = False) -> None:
+    """Class centres of every source under this network."""
+    network.centers.zero_()
+    for source, rows in enumerate(data.train):
+        feature = _features(network, data, rows, everything)
+        network.fit_centers(source, feature, data.labels[rows.start : rows.start + len(feature)])
+    network.fill_centers()
+
+
+def calibrate(network: Network, data: SourceData) -> None:
+    """Calibrate the energies, and weight the LDA head, on rows that were not trained on."""
+    rows = [val if val.stop > val.start else train for train, val in zip(data.train, data.val)]
+    features = [_features(network, data, part) for part in rows]
+    for source, feature in enumerate(features):
+        network.fit_calibration(source, feature)
+    labels = [data.labels[part.start : part.start + len(x)] for part, x in zip(rows, features)]
+    network.fit_lda(torch.cat(features), torch.cat(labels))
+
+
+def _complete(network: Network, data: SourceData, context: Context) -> None:
+    """Class centres from every training sample, calibrated energies, and the distilled sampler."""
+    settings: FitSettings = context.settings
+    _fit_centers(network.eval(), data, everything=True)
+    calibrate(network, data)
+    if settings.sampler == "distilled":
+        feature = torch.cat([_features(network, data, rows) for rows in data.train])
+        steps, iterations = settings.train.distilled_steps, settings.max_iter
+        network.distilled = distil(network, feature, settings.adapt().step, steps, iterations, context.seed)
+
+
+@torch.no_grad()
+def validation_scores(network: Network, data: SourceData, settings: AdaptSettings) -> dict[str, Any]:
+    """Accuracy on the validation rows of each source, with and without adaptation."""
+    names = data.dataset.domain_names
+    features = [_features(network, data, rows) for rows in data.val]
+    labels = [data.labels[rows.start : rows.start + len(x)] for rows, x in zip(data.val, features)]
+    return score_domains(network, zip(names, features, labels), settings)
+
+
+def score_domains(
+    network: Network, parts: Iterable[tuple[str, Tensor, Tensor]], settings: AdaptSettings
 ) -> dict[str, Any]:
-    """Accuracy on (source, features, labels), with and without adaptation; the mean is over sources."""
+    """Accuracy with and without adaptation on (name, rescaled features, labels), and the mean over domains."""
     per_source = {}
     for name, feature, label in parts:
         if len(label):
             truth = label.cpu().numpy()
-
-            def score(adapted: AdaptationResult, truth: Any = truth) -> float:
-                return float((adapted.probabilities.argmax(1) == truth).mean())
-
-            per_source[name] = {
-                "unadapted": score(EnergyAdaptation(settings.off())(network, feature)),
-                "adapted": score(EnergyAdaptation(settings)(network, feature)),
-                "samples": len(label),
-            }
+            plain, adapted = (
+                float((EnergyAdaptation(one)(network, feature).probabilities.argmax(1) == truth).mean())
+                for one in (settings.off(), settings)
+            )
+            per_source[name] = {"unadapted": plain, "adapted": adapted, "samples": len(label)}
+    count = max(len(per_source), 1)
     means = {
-        key: sum(scores[key] for scores in per_source.values()) / len(per_source)
-        for key in ("unadapted", "adapted")
+        key: sum(scores[key] for scores in per_source.values()) / count for key in ("unadapted", "adapted")
     }
     return {**means, "per_source": per_source}

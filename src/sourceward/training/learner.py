@@ -1,4 +1,4 @@
-"""`Learner`: what every training here shares, and all of it that must survive a kill."""
+"""`Learner`: weights, optimizer, averaging and randomness of every training, saved and restored together."""
 
 import copy
 import math
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sourceward._util.devices import ALONE, Processes
 from sourceward._util.graphs import LossGraph, each
+from sourceward.data.feeds import Feed
 from sourceward.settings import LoopSettings
 
 CHECK_EVERY = 20
@@ -60,6 +61,14 @@ class Learner:
         self.iteration = 0
         self.graph: LossGraph | None = None
         self._capturable = self.device.type == "cuda"  # hundreds of small kernels are one launch
+
+    def step(self, feed: Feed) -> Any:
+        """Take one iteration and return its loss."""
+        raise NotImplementedError
+
+    def parts(self, loss: Any) -> dict[str, float]:
+        """Terms of a loss by name, `total` among them; waits for the device."""
+        raise NotImplementedError
 
     def gradients(
         self, function: Callable[[Any], tuple[Tensor, Any]], batch: Any, changed: Iterable[Tensor] = ()
@@ -192,7 +201,7 @@ def _moving(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
 
 def _groups(network: nn.Module, loop: LoopSettings) -> list[dict[str, Any]]:
     """Parameters by learning rate: backbone (psi), energies (theta), the rest (phi)."""
-    rates = {"backbone": loop.backbone_rate, "energy": loop.energy_learning_rate}
+    rates = {"backbone": loop.backbone_learning_rate, "energy": loop.energy_learning_rate}
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:

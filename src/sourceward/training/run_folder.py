@@ -1,10 +1,11 @@
-"""The files of a run.
+"""The files of a fit.
 
 RUN/run.json                 the configuration; a run of another one is refused
 RUN/metrics.jsonl            losses and validation, a line each
 RUN/checkpoint.safetensors   all that the rest of the training depends on, while it lasts
-RUN/finetuned.safetensors    of a two-stage run, between its stages: backbone and linear head
-RUN/heads.safetensors        of a two-stage run: the checkpoint of its second stage
+RUN/finetuned.safetensors    backbone and linear head, once fine-tuning is done
+RUN/heads.safetensors        checkpoint of the training of heads and energies
+RUN/crossfit/                fine-tunings without each source, for leave-one-domain-out validation
 RUN/config.json, model.safetensors, README.md    the model, once finished
 RUN/last.safetensors         the weights of the last iteration, where another was better
 """
@@ -12,6 +13,8 @@ RUN/last.safetensors         the weights of the last iteration, where another wa
 import json
 import platform
 import shutil
+import time
+from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,12 +22,13 @@ from typing import Any
 
 import torch
 
+from sourceward._util.devices import Processes
 from sourceward._util.errors import InputError
 from sourceward._util.storage import read_metadata, write_whole
-from sourceward.model.file import CONFIG
 
 BESIDE = ("numpy", "torchvision", "timm", "transformers")
 """Packages that build backbones and arrays; not all need be here."""
+CONFIG = "config.json"
 CHECKPOINT, LAST = "checkpoint.safetensors", "last.safetensors"
 FINETUNED, HEADS = "finetuned.safetensors", "heads.safetensors"
 CROSSFIT = "crossfit"
@@ -136,3 +140,50 @@ def _after(line: dict[str, Any], stage: str, iteration: int, kind: str | None) -
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every training of a fit shares."""
+
+    folder: RunFolder
+    settings: Any
+    """`FitSettings`."""
+    seed: int
+    processes: Processes
+    device: torch.device
+    progress: bool | None = None
+    board: Any = None
+    """TensorBoard's writer."""
+    started: float = field(default_factory=time.monotonic)
+
+    def seconds(self) -> float:
+        """Seconds since the fit was started or resumed."""
+        return round(time.monotonic() - self.started, 2)
+
+    def log(self, stage: str) -> "FolderLog":
+        return FolderLog(self, stage)
+
+
+@dataclass(frozen=True)
+class FolderLog:
+    """Writes a training's losses and validation scores to the run's folder and to TensorBoard."""
+
+    context: Context
+    stage: str
+
+    def start(self, iteration: int) -> None:
+        """Begin at `iteration`: drop what was recorded after it, since it will be recorded again."""
+        if self.context.processes.is_main:
+            self.context.folder.start()
+            self.context.folder.rewind(self.stage, iteration)
+
+    def write(self, iteration: int, line: dict[str, Any]) -> None:
+        if not self.context.processes.is_main:
+            return
+        self.context.folder.record({"stage": self.stage, "iteration": iteration, **line})
+        board = self.context.board
+        for name, value in (line.get("loss") or line.get("validation") or {}).items():
+            if board is not None and isinstance(value, float):
+                kind = "loss" if "loss" in line else "validation"
+                board.add_scalar(f"{self.stage}/{kind}/{name}", value, iteration)

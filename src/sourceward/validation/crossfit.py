@@ -1,108 +1,125 @@
-"""Pretend targets that the backbone never saw: one more fine-tuning for each source, without it.
+"""Folds for a backbone that is trained: one short fine-tuning without each source.
 
-A source that the backbone was trained on is no unseen domain. Here a pretend target meets a backbone, heads
-and energies that were all trained without it, from the same start as the model's own.
+A source that the backbone was trained on is no unseen domain. Here the held-out source meets a backbone that
+was fine-tuned without it, from the same start as the model's own and for a share of its iterations.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sourceward._util.devices import ALONE
+from sourceward.adaptation.tta import Statistics, copy_features
 from sourceward.data import DomainDataset
-from sourceward.data.loading import encode, prepare_samples
-from sourceward.estimator import EnergyAdapter
-from sourceward.nn.backbones import Backbone
-from sourceward.nn.projection import project_features
-from sourceward.settings import AdaptSettings
-from sourceward.training.run_folder import CROSSFIT, RunFolder
-from sourceward.training.stage import Job
-from sourceward.training.task import Prepared
-from sourceward.training.two_stage import FineTuning
-from sourceward.validation.leave_one_domain_out import (
-    LENGTHS,
-    ROWS,
-    ExpectedGain,
-    Trial,
-    pretend,
-    settle,
-    settle_views,
-)
-from sourceward.validation.views import source_statistics, trial
+from sourceward.data.loading import Samples, SourceData, encode, load_sources, prepare_samples
+from sourceward.nn.backbones import Backbone, ImagePreprocessing
+from sourceward.nn.feature_statistics import FeatureStatistics, early_maps, mean_statistics
+from sourceward.training.finetune import finetune
+from sourceward.training.run_folder import CROSSFIT, Context, RunFolder
+from sourceward.validation.folds import CopyPart, Fold, Source, chosen_rows
 
-Prepare = Callable[[DomainDataset, Backbone, Job], Prepared]
+STATISTICS_ROWS = 400
+"""Images of a source that its amplitudes and feature statistics are taken from."""
+
+TTA_ROWS = 1000
+"""Images of a held-out source that are tested."""
+
+MIN_ITERATIONS = 100
+"""Of a fine-tuning without a source."""
 
 
-def crossfit(
+def crossfit_folds(
     sources: DomainDataset,
     start: Backbone,
-    job: Job,
-    prepare: Prepare,
-    estimator: EnergyAdapter,
-    views: str,
-) -> tuple[AdaptSettings, ExpectedGain, ExpectedGain | None]:
-    """Settings of test time that pretend targets ask for, what they gained, and what they gained by views.
+    context: Context,
+    transforms: Sequence[str],
+    amplitudes: Tensor | None,
+) -> Iterator[Fold]:
+    """Folds whose features come from a backbone that was fine-tuned without the held-out source.
 
     Args:
         sources: three or more.
-        start: the backbone as it was before any training; not changed.
-        job: of the run; what is trained here lies in a folder of its own and can be resumed.
-        prepare: makes samples ready for a backbone.
-        estimator: fitted; its settings are those of the pretend models.
-        views: to ask about, see `candidate`.
+        start: the backbone before any training; not changed.
+        context: of the fit; every fine-tuning has a folder of its own and can be resumed.
+        transforms: whose copies are encoded, too.
+        amplitudes: of all sources, for `fourier`.
     """
-    settings = replace(estimator._test_time(), num_steps=LENGTHS[0])
-    walks, looks = [], []
-    for name in sources.domain_names:
-        walk, look = _trial(sources, name, start, job, prepare, estimator, settings, views)
-        walks.append(walk)
-        looks += [look] if look is not None else []
-    return *settle(walks, settings), settle_views(looks) if looks else None
+    settings = context.settings
+    short = max(
+        min(MIN_ITERATIONS, settings.finetune.max_iter), round(settings.crossfit * settings.finetune.max_iter)
+    )
+    for number, name in enumerate(sources.domain_names):
+        folder = RunFolder(context.folder.path / CROSSFIT / str(number), context.folder.configuration)
+        own = replace(context, folder=folder, board=None, processes=ALONE)
+        backbone = copy.deepcopy(start)
+        augmentation, fraction = settings.augmentation, settings.validation_fraction
+        data = load_sources(
+            sources.without([name]), backbone, context.device, fraction, augmentation, False, folder.streams()
+        )
+        classifier, _ = finetune(data, backbone, own, replace(settings.finetune, max_iter=short))
+        tuned = classifier.backbone.eval().requires_grad_(False)
+        others = None if amplitudes is None else amplitudes[_all_but(number, len(amplitudes))]
+        yield make_fold(name, sources, data, tuned, context, transforms, others)
 
 
-def _trial(
-    sources: DomainDataset,
+def make_fold(
     name: str,
-    start: Backbone,
-    job: Job,
-    prepare: Prepare,
-    estimator: EnergyAdapter,
-    settings: AdaptSettings,
-    views: str,
-) -> tuple[Trial, Trial | None]:
-    """Of the walk, and of the views, where there are any."""
-    number = str(sources.domain_names.index(name))  # a name may be no name of a folder
-    folder = RunFolder(job.folder.path / CROSSFIT / number, job.folder.configuration)
-    own = replace(job, folder=folder, board=None, processes=ALONE)  # stage 2 is the main process's
-    backbone = copy.deepcopy(start)
-    prepared = prepare(sources.without([name]), backbone, own)
-    classifier, _ = FineTuning(prepared, backbone, own).finish()
-    tuned = classifier.backbone.eval().requires_grad_(False)
-    feature, label = _features(tuned, prepared), torch.from_numpy(prepared.dataset.labels)
+    sources: DomainDataset,
+    data: SourceData,
+    backbone: Backbone,
+    context: Context,
+    transforms: Sequence[str],
+    amplitudes: Tensor | None,
+) -> Fold:
+    """The fold of one held-out source, encoded by a backbone that was trained without it."""
+    labels = data.labels.cpu()
+    train = [Source(encode(backbone, data.samples, rows).cpu(), labels[rows]) for rows in data.train]
     held = sources.of_domains([name])
-    held = held.select(np.random.default_rng(0).permutation(len(held)))  # so that the first few stand for all
-    samples = prepare_samples(held, start, prepared.labels.device, show=False)
-    unseen = encode(tuned, samples, slice(0, len(held))).cpu()
-    rows = slice(0, prepared.train[-1].stop)
-    still, both = project_features(tuned, torch.cat([feature, unseen]), rows, job.settings.components)
-    parts = [(both[part], label[part]) for part in prepared.train]
-    fit = partial(estimator.pretender(np.arange(len(sources.classes)))._fit_network, shifted=None)
-    network, truth = fit(parts), torch.from_numpy(held.labels)
-    walk = pretend(name, network, (both[len(feature) :], truth), settings)
-    assert still is not None
-    left = [other for other in range(len(sources.domain_names)) if other != int(number)]
-    network.backbone, network.amplitudes = still, None if job.styles is None else job.styles[left]
-    network.feature_statistics = source_statistics(tuned, prepared.samples, prepared.train)
-    network.eval().to(prepared.labels.device)
-    if not views:
-        return walk, None
-    return walk, trial(name, network, samples, slice(0, min(len(held), ROWS)), truth[:ROWS], views)
+    held = held.select(chosen_rows(len(held), TTA_ROWS))
+    samples = prepare_samples(held, backbone, context.device, show=False)
+    everything, label = slice(0, len(held)), torch.from_numpy(held.labels)
+    if not transforms:
+        return Fold(name, train, encode(backbone, samples, everything).cpu(), label)
+    statistics = Statistics(len(train), amplitudes, source_statistics(backbone, data.samples, data.train))
+    copies = encode_copies("+".join(transforms), statistics, backbone, samples, everything)
+    (plain,) = copies.pop("")
+    return Fold(name, train, plain.feature, label, copies)
 
 
-def _features(backbone: torch.nn.Module, prepared: Prepared) -> Tensor:
-    return encode(backbone, prepared.samples, slice(0, len(prepared.dataset))).cpu()
+def encode_copies(
+    names: str, statistics: Statistics, backbone: Backbone, samples: Samples, rows: slice
+) -> dict[str, list[CopyPart]]:
+    """Raw features of samples, under the name "", and of their copies by transform; on the host."""
+
+    def features(images: Tensor) -> Tensor:
+        return backbone(samples.normalize(images))
+
+    found = copy_features(names, statistics, backbone, features, samples.stored(rows))
+    return {
+        name: [CopyPart(part.feature.cpu(), part.weight) for part in parts] for name, parts in found.items()
+    }
+
+
+def statistics_layers(backbone: nn.Module) -> list[str]:
+    """Modules whose feature maps AdaIN changes; none where the backbone has no early feature maps."""
+    prepared = getattr(backbone, "preprocessing", None)
+    if not isinstance(backbone, Backbone) or not isinstance(prepared, ImagePreprocessing):
+        return []
+    return [f"network.{name}" for name in early_maps(backbone.network, prepared.size, len(prepared.mean))]
+
+
+def source_statistics(backbone: nn.Module, samples: Samples, train: list[slice]) -> FeatureStatistics | None:
+    """Feature statistics of each source's images; None where the backbone has no early feature maps."""
+    layers = statistics_layers(backbone.eval())
+    if not layers:
+        return None
+    few = [slice(rows.start, min(rows.stop, rows.start + STATISTICS_ROWS)) for rows in train]
+    found = [mean_statistics(backbone, layers, samples.batches(rows)) for rows in few]
+    return FeatureStatistics({layer: torch.stack([of[layer] for of in found]) for layer in layers})
+
+
+def _all_but(number: int, count: int) -> list[int]:
+    return [other for other in range(count) if other != number]

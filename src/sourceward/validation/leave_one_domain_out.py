@@ -1,253 +1,208 @@
-"""Will adaptation help? Ask the sources: each in turn plays the unseen domain, and the others adapt it.
+"""Leave-one-domain-out validation over the sources: choose the adaptation, and estimate its gain.
 
-A pretend target is answered by a model that was fitted without it, with and without adaptation. The walk that
-is taken to the real target is the longest one that the pretend targets gain by, and what they gained is what
-is promised: a little optimistic, since the walk is chosen on the same pretend targets. No target sample is
-involved, labelled or not.
+Every source in turn is held out, a model is fitted without it and predicts it with and without adaptation.
+The number of Langevin steps and the transforms of test-time augmentation are chosen by what the held-out
+sources gain, and that gain is what is stated: slightly optimistic, since both use the same held-out sources.
+No sample of a target is involved, labelled or not.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adaptation import EnergyAdaptation
+from sourceward.adaptation.base import AdaptationResult
+from sourceward.adaptation.energy import EnergyAdaptation
+from sourceward.adaptation.tta import average
 from sourceward.functional import AGGREGATIONS, cosine_to_sources, energy_zscore
 from sourceward.functional.bootstrap import interval, paired_draws
 from sourceward.functional.source_weights import Evidence, evidence, learn_source_weights, score
 from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings
+from sourceward.validation.expected_gain import ExpectedGain
+from sourceward.validation.folds import Fold, Source
 
-LENGTHS = (5, 2, 0)
-"""Walks to try, the favourite first; even with 0 steps the energies weigh the votes."""
-
-FEWEST_SOURCES = 3
-"""With one of them held out there must be others to practise on."""
+LENGTHS = (AdaptSettings.num_steps, 2, 0)
+"""Numbers of steps to try, the default first; with 0 steps the energies still weight the sources."""
 
 CAP = 0.02
-"""A pretend target's gain counts up to this much and its loss in full: one easy win must not hide a loss."""
+"""For the choice, a held-out source's gain counts up to this much and its loss in full: one easy domain must
+not outweigh a loss on another."""
 
-WORTH = 0.0025
-"""What a walk must be worth to be taken: less than a quarter of a point is no reason to move anything."""
+MIN_GAIN = 0.0025
+"""Least gain for which steps are taken."""
 
-VIEWS_WORTH = 0.005
-"""What asking about other pictures of a sample must be worth: each costs a pass of the backbone."""
-
-ROWS = 2000
-"""Samples of a pretend target that are looked at."""
-
-Part = tuple[Tensor, Tensor]
-"""Features and labels of one source."""
+MIN_TTA_GAIN = 0.005
+"""Least gain for which test-time augmentation is used: every copy costs a pass of the backbone."""
 
 
-@dataclass(frozen=True)
-class ExpectedGain:
-    """The change of accuracy to expect on an unseen domain, as shares of 1."""
+class Choice(NamedTuple):
+    """What validation chose."""
 
-    gain: float
-    """Mean over the pretend targets, each counted up to `CAP`, or over imagined domains, counted in full."""
-    low: float
-    high: float
-    """95 % interval, over pretend targets and their samples."""
-    per_source: dict[str, float]
-    """What each source gained when it played the target, or each imagined domain; not capped."""
-    unadapted: float
-    """Mean accuracy of the pretend targets without adaptation."""
-    num_steps: int
-    adapts: bool
-    """Whether adaptation is on."""
-    seen: bool = False
-    """Whether the features were learned on the pretend targets too: then these were hardly unseen, and the
-    expected_gain tells little. Cross-fitting makes it an honest one."""
-
-    def __str__(self) -> str:
-        parts = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in self.per_source.items())
-        if self.adapts:
-            text = (
-                f"{100 * self.gain:+.1f} points expected (95 % interval {100 * self.low:+.1f} to "
-                f"{100 * self.high:+.1f}) with {self.num_steps} steps; pretend targets: {parts}"
-            )
-        else:
-            text = f"adaptation is off: pretend targets gained too little by it, or lost ({parts})"
-        caveat = (
-            ". The backbone knew the pretend targets: set `crossfit=true` for a expected_gain that it did not"
-        )
-        return text + (caveat if self.seen else "")
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    settings: AdaptSettings
+    tta: str
+    expected_gain: ExpectedGain
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trial:
-    """One source as a pretend target: whether each sample was answered rightly by each candidate."""
+    """A held-out source and the model that was fitted without it."""
 
-    source: str
-    right: np.ndarray
-    """(candidates, samples) of 0 and 1; the first candidate is no adaptation."""
-    votes: tuple[Evidence, ...] = ()
-    """For each candidate but the first, where votes are to be learned."""
+    fold: Fold
+    network: Network
+    feature: Tensor
+    label: np.ndarray
 
-    @property
-    def gain(self) -> np.ndarray:
-        """Of each candidate over no adaptation."""
-        accuracy = self.right.mean(1)
-        return accuracy - accuracy[0]
+    @classmethod
+    def of(cls, fold: Fold, fit: Callable[[Sequence[Source]], Network]) -> "Trial":
+        network = fit(fold.train)
+        feature = network.features(fold.feature.to(network.scale.device))
+        return cls(fold, network, feature, fold.label.cpu().numpy())
+
+    def predict(self, settings: AdaptSettings) -> AdaptationResult:
+        return EnergyAdaptation(settings)(self.network, self.feature)
+
+    def correct(self, result: AdaptationResult) -> np.ndarray:
+        """(samples,) of 0 and 1."""
+        return (result.probabilities.argmax(1) == self.label).astype(float)
+
+    def evidence(self, settings: AdaptSettings) -> Evidence:
+        """Predictions of each source and what can be observed about them, to learn source weights from."""
+        return source_evidence(self.network, self.feature, self.fold.label, settings)
+
+    def with_tta(self, settings: AdaptSettings) -> Callable[[str], AdaptationResult]:
+        """From transforms to the average over the sample and its copies; every copy is predicted once."""
+        plain, known = self.predict(settings), {}
+        adapter, device = EnergyAdaptation(settings), self.network.scale.device
+        for name, parts in self.fold.copies.items():
+            features = [self.network.features(part.feature.to(device)) for part in parts]
+            known[name] = [(adapter(self.network, x), part.weight) for x, part in zip(features, parts)]
+
+        def predict(names: str) -> AdaptationResult:
+            chosen = [pair for name in names.split("+") if name for pair in known[name]]
+            return average([plain, *(result for result, _ in chosen)], [1.0, *(w for _, w in chosen)])
+
+        return predict
 
 
-def tune(
-    parts: Sequence[Part],
-    names: Sequence[str],
-    fit: Callable[[list[Part]], Network],
+def validate(
+    folds: Iterable[Fold],
+    fit: Callable[[Sequence[Source]], Network],
     settings: AdaptSettings,
-    watch: Callable[[int, Network], None] | None = None,
-    teaches: Callable[[int, int], Part] | None = None,
-) -> tuple[AdaptSettings, ExpectedGain]:
-    """Choose how far to walk.
+    *,
+    choose_steps: bool = True,
+    tta: Sequence[str] = (),
+) -> Choice:
+    """Choose steps and transforms on held-out sources, and estimate the gain of the choice.
 
     Args:
-        parts: of all sources, three or more.
-        names: of the sources.
-        fit: trains a network on some of them, calibrated and ready to use.
-        settings: of test time, whose number of steps is to be chosen.
-        watch: is shown every network, with the number of the source that it was trained without.
-        teaches: what a network without one source learns of another; its part when None.
+        folds: of three or more sources.
+        fit: trains a network on some sources, calibrated and ready to predict.
+        settings: of test time.
+        choose_steps: choose among `LENGTHS`; otherwise the settings' own number of steps is taken.
+        tta: sets of transforms to choose from, each joined by +, in the order of preference.
     """
-    trials = []
-    for held, part in enumerate(parts):
-        others = [source for source in range(len(parts)) if source != held]
-        network = fit([teaches(held, source) if teaches else parts[source] for source in others])
-        trials.append(pretend(str(names[held]), network, part, settings))
-        if watch is not None:
-            watch(held, network)
-    return settle(trials, settings)
+    trials = [Trial.of(fold, fit) for fold in folds]
+    tried = [replace(settings, num_steps=n) for n in LENGTHS] if choose_steps else [settings]
+    off = np.zeros(len(trials), dtype=object)
+    for place, trial in enumerate(trials):
+        off[place] = trial.correct(trial.predict(settings.off()))
+    right = [_all_correct(trials, one) for one in tried]
+    best = choose([_gains(right_of, off) for right_of in right]) if choose_steps else 0
+    chosen = settings.off() if best is None else tried[best]
+    correct = list(off) if best is None else right[best]
+    if chosen.aggregation == "learned":
+        votes = [trial.evidence(chosen) for trial in trials]
+        chosen = replace(chosen, source_weights=learn_source_weights(votes))
+    names = ""
+    if tta:
+        predict = [trial.with_tta(chosen) for trial in trials]
+        with_tta = [[t.correct(p(one)) for t, p in zip(trials, predict)] for one in tta]
+        found = choose([_gains(right_of, correct) for right_of in with_tta], MIN_TTA_GAIN, largest=True)
+        if found is not None:
+            names, correct = tta[found], with_tta[found]
+    adapts = best is not None or bool(names)
+    shown = correct if adapts else right[0]
+    return Choice(
+        chosen, names, estimate([t.fold.held_out for t in trials], shown, off, chosen, names, adapts)
+    )
 
 
-def settle(trials: Sequence[Trial], settings: AdaptSettings) -> tuple[AdaptSettings, ExpectedGain]:
-    """The candidate that the trials ask for, and what it promises."""
-    if settings.aggregation == "learned":
-        trials = [_with_votes_of(trial, [t for t in trials if t is not trial]) for trial in trials]
-    best = choose(trials)
-    chosen = candidates(settings)[best]
-    if settings.aggregation == "learned":
-        at = max(best, 1) - 1
-        chosen = replace(chosen, source_weights=learn_source_weights([trial.votes[at] for trial in trials]))
-    return chosen, expected_gain(trials, best, chosen)
-
-
-def learn_votes(
-    parts: Sequence[Part], fit: Callable[[list[Part]], Network], settings: AdaptSettings
-) -> AdaptSettings:
-    """Settings with the source_weights that pretend targets teach, where the number of steps is given."""
-    votes = []
-    for held, part in enumerate(parts):
-        network = fit([other for source, other in enumerate(parts) if source != held])
-        votes.append(observe(network, part, settings))
-    return replace(settings, source_weights=learn_source_weights(votes))
-
-
-def _with_votes_of(trial: Trial, others: Sequence[Trial]) -> Trial:
-    """What a pretend target gains by votes that the *other* pretend targets taught."""
-    right = [trial.right[0]]
-    for at, own in enumerate(trial.votes):
-        taught = learn_source_weights([other.votes[at] for other in others])
-        said = AGGREGATIONS["learned"](own.probability, own.label, own.label, score(own.seen, taught))
-        right.append((said.argmax(1) == own.label).double().cpu().numpy())
-    return replace(trial, right=np.stack(right))
-
-
-def candidates(settings: AdaptSettings) -> list[AdaptSettings]:
-    """No adaptation, then every length."""
-    return [settings.off(), *(replace(settings, num_steps=length) for length in LENGTHS)]
-
-
-def pretend(name: str, network: Network, part: Part, settings: AdaptSettings) -> Trial:
-    """Put every candidate to a source that the network was trained without."""
-    scaled, label = _some(network, part)
-    truth = label.cpu().numpy()
-    tried = candidates(settings.untaught_votes())
-    answers = [EnergyAdaptation(one)(network, scaled).probabilities for one in tried]
-    right = np.stack([(answer.argmax(1) == truth).astype(float) for answer in answers])
+def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.ndarray]:
+    """Correct predictions on every held-out source; source weights are learned on the *other* ones."""
     if settings.aggregation != "learned":
-        return Trial(name, right)
-    return Trial(name, right, tuple(observe(network, part, one) for one in tried[1:]))
+        return [trial.correct(trial.predict(settings)) for trial in trials]
+    votes = [trial.evidence(settings) for trial in trials]
+    found = []
+    for place, own in enumerate(votes):
+        weights = learn_source_weights([vote for other, vote in enumerate(votes) if other != place])
+        probability = AGGREGATIONS["learned"](own.probability, own.label, own.label, score(own.seen, weights))
+        found.append((probability.argmax(1).cpu().numpy() == trials[place].label).astype(float))
+    return found
 
 
-def try_views(name: str, network: Network, voices: Sequence[Sequence[Tensor]], label: Tensor) -> Trial:
-    """Two candidates: the first of the voices alone, and the mean of all.
+def _gains(right: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> np.ndarray:
+    """Gain of accuracy on each held-out source."""
+    return np.array([after.mean() - first.mean() for after, first in zip(right, before)])
+
+
+def choose(gains: Sequence[np.ndarray], least: float = MIN_GAIN, largest: bool = False) -> int | None:
+    """The first candidate that held-out sources gain by, on average and at the median; None without one.
 
     Args:
-        name: of the domain.
-        network: answers, without a walk.
-        voices: rescaled features of the pictures of each voice; the first are the samples as they came.
-        label: (samples,).
+        gains: of each candidate, on each held-out source.
+        least: gain that a candidate must exceed.
+        largest: take the one with the largest gain, rather than the first that exceeds `least`.
+
+    >>> choose([np.array([0.01, -0.02, 0.0]), np.array([0.01, 0.01, 0.005])])
+    1
     """
-    still = EnergyAdaptation(AdaptSettings().off())
-    said = [np.mean([still(network, of).probabilities for of in pictures], axis=0) for pictures in voices]
-    truth = label.cpu().numpy()
-    right = [answer.argmax(1) == truth for answer in (said[0], np.mean(said, axis=0))]
-    return Trial(name, np.stack(right).astype(float))
+    capped = [np.minimum(gain, CAP) for gain in gains]
+    worth = [min(gain.mean(), np.median(gain)) for gain in capped]
+    good = [place for place, value in enumerate(worth) if value > least]
+    if not good:
+        return None
+    return max(good, key=lambda place: (worth[place], gains[place].mean())) if largest else good[0]
 
 
-def settle_views(trials: Sequence[Trial]) -> ExpectedGain:
-    """Whether to ask about those pictures from now on, and what it promises."""
-    return expected_gain(trials, choose(trials, VIEWS_WORTH), AdaptSettings().off())
+def estimate(
+    names: Sequence[str],
+    right: Sequence[np.ndarray],
+    before: Sequence[np.ndarray],
+    settings: AdaptSettings,
+    tta: str,
+    adapts: bool,
+) -> ExpectedGain:
+    """The expected gain. Where adaptation is off it is 0, and `per_source` says what adaptation would do."""
+    gains = _gains(right, before)
+    random = np.random.default_rng(0)
+    changes = [after - first for after, first in zip(right, before)]
+    draws = np.array([paired_draws(change, random) for change in changes])  # (sources, resamples)
+    picked = random.integers(len(names), size=draws.shape)  # held-out sources are resampled, too
+    low, high = interval(np.take_along_axis(draws, picked, 0).mean(0)) if adapts else (0.0, 0.0)
+    return ExpectedGain(
+        gain=float(gains.mean()) if adapts else 0.0,
+        low=float(low),
+        high=float(high),
+        per_source=dict(zip(names, map(float, gains))),
+        unadapted=float(np.mean([first.mean() for first in before])),
+        num_steps=settings.num_steps,
+        adapts=adapts,
+        tta=tta,
+    )
 
 
-def observe(network: Network, part: Part, settings: AdaptSettings) -> Evidence:
-    """The votes on a source that the network was trained without, and what can be seen of them."""
-    scaled, label = _some(network, part)
-    return seen_votes(network, scaled, label, settings)
-
-
-def seen_votes(network: Network, feature: Tensor, label: Tensor, settings: AdaptSettings) -> Evidence:
-    """The votes on rescaled features, as settings of test time have them cast."""
-    adapted = EnergyAdaptation(settings.untaught_votes())(network, feature)
+def source_evidence(network: Network, feature: Tensor, label: Tensor, settings: AdaptSettings) -> Evidence:
+    """Predictions of each source on rescaled features, and what can be observed about them."""
+    result = EnergyAdaptation(settings.by_energy())(network, feature)
     own, device = network.own_energy, feature.device
     before, after, probability = (
         torch.from_numpy(value).to(device).transpose(0, 1)
-        for value in (adapted.energy_before, adapted.energy_after, adapted.per_source)
+        for value in (result.energy_before, result.energy_after, result.per_source)
     )
     similarity = cosine_to_sources(feature, folded(network).source_center)
     seen = evidence(probability, similarity, energy_zscore(before, own), energy_zscore(after, own))
-    return Evidence(seen, probability, label)
-
-
-def _some(network: Network, part: Part) -> Part:
-    """Rescaled features and labels of as many samples as are looked at."""
-    feature, label = part
-    rows = np.random.default_rng(0).permutation(len(label))[:ROWS]
-    device = network.scale.device
-    return network.features(feature[rows].to(device)), label[rows].to(device)
-
-
-def choose(trials: Sequence[Trial], least: float = WORTH) -> int:
-    """The first candidate that pretend targets gain by, on average and at the median, or none (0)."""
-    gain = np.array([np.minimum(trial.gain, CAP) for trial in trials])
-    worth = np.minimum(gain.mean(0), np.median(gain, axis=0))  # one win must not speak for the others
-    return next((c for c in range(1, len(worth)) if worth[c] > least), 0)
-
-
-def expected_gain(
-    trials: Sequence[Trial], chosen: int, settings: AdaptSettings, cap: float = CAP
-) -> ExpectedGain:
-    """What pretend targets gained by the chosen candidate; off promises 0 and tells what on would cost."""
-    shown = chosen or 1
-    gains = {trial.source: float(trial.gain[shown]) for trial in trials}
-    random = np.random.default_rng(0)
-    changes = [trial.right[chosen] - trial.right[0] for trial in trials]
-    draws = np.minimum([paired_draws(change, random) for change in changes], cap)  # (trials, resamples)
-    picked = random.integers(len(trials), size=draws.shape)  # pretend targets are drawn again, too
-    low, high = interval(np.take_along_axis(draws, picked, 0).mean(0))
-    return ExpectedGain(
-        gain=float(np.mean([min(gain, cap) for gain in gains.values()])) if chosen else 0.0,
-        low=low,
-        high=high,
-        per_source=gains,
-        unadapted=float(np.mean([trial.right[0].mean() for trial in trials])),
-        num_steps=settings.num_steps,
-        adapts=bool(chosen),
-    )
+    return Evidence(seen, probability, label.to(device))

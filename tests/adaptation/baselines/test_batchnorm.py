@@ -1,4 +1,4 @@
-"""Prediction-time batch norm: the batch's mean and variance in place of the stored ones."""
+"""Prediction-time batch norm against the tiny backbone written out."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.adaptation.test_adapters import CLASSES, SOURCES, make_image_network,
 
 
 def by_hand(network, images, share):
-    """The tiny backbone in NumPy terms, statistics blended with `share` of the stored ones."""
+    """The tiny backbone with `share` of the stored statistics and 1 - `share` of the batch's."""
     body, x = network.backbone.network, images.double()
     for layer in (0, 3, 6):
         norm = body[layer + 1]
@@ -33,7 +33,7 @@ def test_statistics(prior, share):
     assert adapted.features.shape[1] == SOURCES
 
 
-def test_a_great_prior_is_no_adaptation():
+def test_a_large_prior_equals_no_adaptation():
     network, images = make_image_network(), make_images(10)
     adapted = create_adapter("batchnorm", prior=1e12)(network, images)
     none = create_adapter("none")(network, network.features(images))

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from sourceward import create_adapter
-from sourceward.adaptation.baselines.classifier import classifier_energy, voter_logits
+from sourceward.adaptation.baselines.classifier import classifier_energy, ensemble_logits
 from sourceward.adaptation.baselines.tea import langevin_samples
 from tests.adaptation.test_adapters import make_network, make_rows
 from tests.helpers import make_generator
@@ -24,11 +24,11 @@ def test_langevin_reaches_the_gaussian_of_its_energy():
     assert abs(x.var().item() - expected) < 4 * error
 
 
-def test_the_walk_goes_down_the_classifiers_energy():
+def test_steps_without_noise_lower_the_classifier_energy():
     network, start = make_network(), make_rows(30)
 
     def energy(x):
-        return classifier_energy(voter_logits(network, x))
+        return classifier_energy(ensemble_logits(network, x))
 
     assert (energy(langevin_samples(energy, start, 10, 0.1, 0.0)) < energy(start)).all()
 
@@ -37,8 +37,9 @@ def test_contrastive_divergence_of_the_first_batch_by_hand():
     """With no steps and no restarts the negatives are the buffer's noise: E(batch) - E(noise)."""
     network, rows = make_network("linear"), make_rows(6)
     adapter = create_adapter("tea_features", num_steps=0, restart=0.0, buffer_size=1)
-    student = adapter.student(network)
-    loss = adapter.objective(student)(rows, student.encode(rows), student.logits(student.encode(rows)))
+    model = adapter.trainable(network)
+    feature = model.encode(rows)
+    loss = adapter.make_loss(model)(rows, feature, model.logits(feature))
     noise = torch.randn(1, network.dim, generator=make_generator(adapter.seed))
     weight, bias = network.head.out.weight.numpy(), network.head.out.bias.numpy()
 
@@ -48,14 +49,14 @@ def test_contrastive_divergence_of_the_first_batch_by_hand():
     np.testing.assert_allclose(loss.item(), energy(rows) - energy(noise), rtol=1e-5)
 
 
-def test_adaptation_lowers_the_energy_of_the_stream_against_its_samples():
+def test_updates_lower_the_energy_of_the_stream():
     network, rows = make_network(), make_rows(64)
-    adapter = create_adapter("tea_features", rate=0.02, steps=10, num_steps=5, step_size=0.1)
+    adapter = create_adapter("tea_features", learning_rate=0.02, num_updates=10, num_steps=5, step_size=0.1)
     after = adapter(network, rows)
     none = create_adapter("none")(network, rows)
 
     def energy(adapted):
         feature = (torch.from_numpy(adapted.features[:, 0]) - network.shift) * network.scale
-        return classifier_energy(voter_logits(network, feature)).mean().item()
+        return classifier_energy(ensemble_logits(network, feature)).mean().item()
 
     assert energy(after) < energy(none)

@@ -1,4 +1,4 @@
-"""TSD: prototypes of the memory, agreement filter, distillation."""
+"""TSD: self-distillation by hand, and training with it."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.adaptation.test_adapters import make_network, make_rows
 
 
 def test_loss_of_a_small_case():
-    """Three rows in the plane, two prototypes on the axes; the third row's two answers disagree."""
+    """Three rows in the plane, two prototypes on the axes; the two predictions of the third row disagree."""
     feature = torch.tensor([[2.0, 0.0], [3.0, 4.0], [0.0, 5.0]], requires_grad=True)
     p = np.array([[0.8, 0.2], [0.4, 0.6], [0.9, 0.1]])
     loss = self_distillation(feature, torch.eye(2), torch.tensor(p, dtype=torch.float32).log())
@@ -23,28 +23,30 @@ def test_loss_of_a_small_case():
     assert slope[:2].abs().sum() > 0
 
 
-def test_the_classifiers_answer_is_taken_as_given():
-    answer = torch.randn(4, 3, requires_grad=True)
-    loss = self_distillation(torch.randn(4, 5, requires_grad=True), torch.eye(3, 5), answer.log_softmax(-1))
+def test_the_classifiers_prediction_takes_no_gradient():
+    prediction = torch.randn(4, 3, requires_grad=True)
+    loss = self_distillation(
+        torch.randn(4, 5, requires_grad=True), torch.eye(3, 5), prediction.log_softmax(-1)
+    )
     loss.backward()
-    assert answer.grad is None
+    assert prediction.grad is None
 
 
-def test_rows_that_all_disagree_give_no_loss():
-    answer = torch.tensor([[0.1, 0.9]]).log()
-    assert self_distillation(torch.tensor([[1.0, 0.0]]), torch.eye(2), answer).item() == 0
+def test_the_loss_is_zero_where_all_rows_disagree():
+    prediction = torch.tensor([[0.1, 0.9]]).log()
+    assert self_distillation(torch.tensor([[1.0, 0.0]]), torch.eye(2), prediction).item() == 0
 
 
-def test_prototypes_and_classifier_come_closer():
+def test_training_lowers_the_loss():
     network, rows = make_network(), make_rows(64)
-    adapter = create_adapter("tsd_features", rate=0.01)
-    student = adapter.student(network)
-    objective = adapter.objective(student)
-    optimizer = torch.optim.Adam(student.parameters, lr=0.01)
+    adapter = create_adapter("tsd_features", learning_rate=0.01)
+    model = adapter.trainable(network)
+    loss = adapter.make_loss(model)
+    optimizer = torch.optim.Adam(model.parameters, lr=0.01)
     losses = []
     for _ in range(20):
-        feature = student.encode(rows)
-        losses.append(objective(rows, feature, student.logits(feature)))
+        feature = model.encode(rows)
+        losses.append(loss(rows, feature, model.logits(feature)))
         optimizer.zero_grad()
         losses[-1].backward()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""The Triton kernels, run by Triton's interpreter: the same walk as the fused chain."""
+"""The Triton kernels, run by Triton's interpreter, give the samples of the fused chain."""
 
 import os
 import subprocess
@@ -20,30 +20,31 @@ from sourceward.samplers import StepSettings, fused
 from sourceward.samplers.cuda import kernels, resident
 from tests.helpers import make_generator, random_weights
 
-fused.NOISE_ROWS = kernels.NOISE_ROWS = resident.NOISE_ROWS = 48  # three steps share their noise
+fused.NOISE_ROWS = kernels.NOISE_ROWS = resident.NOISE_ROWS = 48  # noise of three steps is drawn together
 
-def trained(keys, like):
-    return fused.generator_normals(make_generator(), like)  # each source has its own, as in training
+def training_noise(keys, like):
+    return fused.generator_normals(make_generator(), like)  # each source has its own
 
-for rows, dim, hidden, noise_std, accept, stop, record in [
-    (32, 48, 40, 0.05, "energy_not_higher", None, False),
-    (16, 70, 70, 0.05, "always", 0.3, True),
-    (16, 70, 96, 0.05, "always", 0.3, "origins"),
-    (16, 128, 64, 0.0, "energy_not_higher", 0.3, "origins"),
-    (16, 64, 64, 0.0, "energy_not_higher", None, True),
+for rows, dim, hidden, noise_std, checked, record in [
+    (32, 48, 40, 0.05, True, False),
+    (16, 70, 70, 0.05, False, True),
+    (16, 70, 96, 0.05, False, "origins"),
+    (16, 128, 64, 0.0, True, "origins"),
+    (16, 64, 64, 0.0, True, True),
 ]:
     full = ChainWeights.of(random_weights(2, dim, hidden, narrow=16, dtype=torch.float32))
     weights = full._replace(half=full.halved(torch.float32))  # compare the algorithm, not the rounding
     x, z = torch.randn(2, rows, dim, generator=make_generator())
-    x[3] = float("nan")  # a lost sample stays where it is, and alone
+    x[3] = float("nan")  # a sample without finite energy stays where it is, and affects no other
     start, keys = x.expand(2, -1, -1), torch.arange(rows)
-    step = StepSettings(step_size=4.0, noise_std=noise_std, clip=0.05, accept=accept)
-    options = {"record": record, "stop_below": None if stop is None else torch.full((2, 1), stop)}
+    step = StepSettings(step_size=4.0, noise_std=noise_std, clip=0.05)
     def ends(chain, noise):
         bias = weights.bias(z.expand(2, -1, -1))
-        return chain(weights, start, bias, step, 4, noise(keys, start), **options)
+        return chain(weights, start, bias, step, 4, noise(keys, start), checked=checked, record=record)
 
-    pair = (trained, trained) if record == "origins" else (fused.keyed_normals, kernels.KeyedNormals)
+    pair = (fused.keyed_normals, kernels.KeyedNormals)
+    if record == "origins":
+        pair = (training_noise, training_noise)
     theirs = ends(fused.fused_langevin, pair[0])
     assert kernels.fits(weights, start)
     assert 0 < theirs.steps.float().mean() < 4
@@ -64,17 +65,18 @@ print("the same")
 """
 
 
-def test_kernels_take_the_walk_of_the_fused_chain():
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+def test_kernels_give_the_samples_of_the_fused_chain():
+    root = Path(__file__).parents[3]
+    paths = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(root), str(root / "src")])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, cwd=root, capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "the same\n", done.stderr
 
 
-def test_as_many_stages_as_shared_memory_has_room_for(monkeypatch):
-    from sourceward.samplers import resident
+def test_as_many_stages_as_fit_into_shared_memory(monkeypatch):
+    from sourceward.samplers.cuda import resident
 
     monkeypatch.setattr(resident, "TILES", {256: resident.Tiles(64, 8, 4)})
     weights = ChainWeights.of(random_weights(2, 256, 256, narrow=128, dtype=torch.float32))

@@ -1,4 +1,4 @@
-"""The chain that stays on chip: compiled for the device it was written for, and run where there is one."""
+"""The on-chip kernel: compiled for an H100 anywhere, run on a CUDA device."""
 
 import os
 import subprocess
@@ -23,27 +23,30 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
-from sourceward.samplers import onchip
+from sourceward.samplers.cuda import onchip
 
 dim, hidden, narrow = map(int, sys.argv[1:])
 constants = {"DIM": dim, "HIDDEN": hidden, "NARROW": narrow, "BD": onchip.padded(dim), "BM": 16}
 constants |= {"BH": onchip.padded(hidden), "PIECE": onchip.PIECE, "FIRST": True, "ALWAYS": False}
-constants |= dict.fromkeys(("STOP", "NOISY", "ORIGINS"), True)
+constants |= dict.fromkeys(("NOISY", "ORIGINS"), True)
 kinds = dict.fromkeys(constants, "constexpr") | dict.fromkeys(("lift", "up", "narrow_up"), "*fp16")
 kinds |= dict.fromkeys(("clip", "scale"), "fp32") | {"taken": "*i64"}
 kinds |= dict.fromkeys(("steps", "rows", "start_source", "jitter_step", "jitter_source"), "i32")
-signature = {name: kinds.get(name, "*fp32") for name in onchip.walk.arg_names}
-source = GluonASTSource(onchip.walk, signature, constants)
+signature = {name: kinds.get(name, "*fp32") for name in onchip.langevin_chain.arg_names}
+source = GluonASTSource(onchip.langevin_chain, signature, constants)
 options = {"num_warps": onchip.WARPS}
 print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared)
 """
 
 
 @pytest.mark.parametrize("sizes", [(256, 256, 128), (48, 70, 16)])
-def test_it_takes_the_shared_memory_that_it_says(sizes):
-    root = Path(__file__).parents[2]
+def test_it_uses_the_shared_memory_that_it_states(sizes):
+    root = Path(__file__).parents[3]
     command = [sys.executable, "-c", SCRIPT, *map(str, sizes)]
-    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(root / "src")]),
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     dim, hidden, narrow = sizes
     weights = ChainWeights.of(random_weights(1, dim, hidden, narrow=narrow, dtype=torch.float32))
@@ -51,33 +54,39 @@ def test_it_takes_the_shared_memory_that_it_says(sizes):
     assert onchip.shared_bytes(weights) <= 232_448  # of an H100
 
 
-def test_a_cpu_has_no_such_memory():
+def test_it_does_not_fit_on_a_cpu():
     weights = ChainWeights.of(random_weights(1, 64, 64, narrow=16, dtype=torch.float32))
     assert not resident._on_chip(weights)
 
 
 @needs_cuda
 @pytest.mark.parametrize(
-    ("dim", "hidden", "noise_std", "accept", "stop", "record"),
+    ("dim", "hidden", "noise_std", "checked", "record"),
     [
-        (256, 256, 0.05, "energy_not_higher", None, False),
-        (200, 70, 0.05, "always", 0.3, "origins"),
-        (64, 128, 0.0, "energy_not_higher", 0.3, False),
+        (256, 256, 0.05, True, False),
+        (200, 70, 0.05, False, "origins"),
+        (64, 128, 0.0, True, False),
     ],
 )
-def test_it_takes_the_walk_of_the_fused_chain(monkeypatch, dim, hidden, noise_std, accept, stop, record):
-    monkeypatch.setattr(resident, "NOISE_ROWS", 96)  # three steps share their noise
+def test_it_gives_the_samples_of_the_fused_chain(monkeypatch, dim, hidden, noise_std, checked, record):
+    monkeypatch.setattr(resident, "NOISE_ROWS", 96)  # noise of three steps is drawn together
     energy = random_weights(2, dim, hidden, narrow=32, dtype=torch.float32)
     weights = ChainWeights.of(type(energy)(*(w if w is None else w.cuda() for w in energy)))
     x, z = torch.randn(2, 32, dim, generator=make_generator()).cuda()
     x[3] = float("nan")
     start, keys = x.expand(2, -1, -1), torch.arange(32, device="cuda")
-    step = StepSettings(step_size=4.0, noise_std=noise_std, clip=0.05, accept=accept)
-    options = {"record": record, "stop_below": None if stop is None else torch.full((2, 1), stop).cuda()}
+    step = StepSettings(step_size=4.0, noise_std=noise_std, clip=0.05)
 
     def ends(chain, noise):
         return chain(
-            weights, start, weights.bias(z.expand(2, -1, -1)), step, 4, noise(keys, start), **options
+            weights,
+            start,
+            weights.bias(z.expand(2, -1, -1)),
+            step,
+            4,
+            noise(keys, start),
+            checked=checked,
+            record=record,
         )
 
     assert resident._on_chip(weights)
@@ -86,7 +95,7 @@ def test_it_takes_the_walk_of_the_fused_chain(monkeypatch, dim, hidden, noise_st
         ends(fused.fused_langevin, fused.keyed_normals),
     )
     alike = ours.steps == theirs.steps
-    assert alike.float().mean() > 0.9  # half precision may refuse what single accepts
+    assert alike.float().mean() > 0.9  # half precision may refuse a step that single accepts
     for name in ("feature", "energy_before", "energy_after"):
         a, b = getattr(ours, name)[alike], getattr(theirs, name)[alike]
         torch.testing.assert_close(a, b, rtol=5e-3, atol=5e-3, equal_nan=True, msg=name)

@@ -1,4 +1,4 @@
-"""Every way to fine-tune: one contract, then each against its defining equation."""
+"""Every fine-tuning method: one contract, then each against its defining equation."""
 
 import numpy as np
 import pytest
@@ -6,12 +6,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from sourceward._util.errors import InputError
-from sourceward.nn.backbones import create_backbone
+from sourceward.data.augmix import augmix as augmix_copy
+from sourceward.nn.backbones import Backbone, create_backbone
 from sourceward.nn.backbones.backbone import ROTATION
 from sourceward.training.finetune import FINETUNE_METHODS, Classifier, FineTuner, FineTuneSettings
 from sourceward.training.loop import ResidentFeed
 from sourceward.training.methods import augmix, mixing, mixstyle
-from sourceward.training.methods.draws import beta, partners, shuffle
+from sourceward.training.methods.random_draws import beta, other_source_rows, permutation
 from tests.helpers import make_generator
 
 SOURCES, CLASSES, EACH, SIDE = 3, 4, 5, 16
@@ -26,7 +27,7 @@ def make(name: str, **options) -> Classifier:
             backbone, backbone.dim, SOURCES, CLASSES, FineTuneSettings(method=name, **options)
         )
     classifier.reset_head(make_generator())
-    for parameter in backbone.auxiliary.parameters():  # at zero, no turn would be told from another
+    for parameter in backbone.auxiliary.parameters():  # at zero, all rotations would have the same logits
         parameter.data.normal_(std=0.1, generator=make_generator())
     return classifier
 
@@ -43,7 +44,7 @@ def loss_of(classifier: Classifier, seed: int = 0):
 
 
 @every
-def test_a_finite_loss_that_trains_everything_and_repeats(name):
+def test_the_loss_is_finite_reproducible_and_trains_every_parameter(name):
     classifier = make(name)
     loss = loss_of(classifier)
     assert loss.ndim == 0
@@ -61,8 +62,8 @@ def test_a_finite_loss_that_trains_everything_and_repeats(name):
 
 
 @every
-def test_what_is_evaluated_knows_nothing_of_the_method(name):
-    """No hook and no randomness stays behind: the classifier answers as that of plain training."""
+def test_evaluation_does_not_depend_on_the_method(name):
+    """No hook and no randomness remains after a loss: the classifier predicts as one trained by ERM."""
     classifier, plain = make(name), make("erm")
     loss_of(classifier)
     images = batch()[0]
@@ -72,8 +73,10 @@ def test_what_is_evaluated_knows_nothing_of_the_method(name):
 
 
 @every
-def test_it_learns_an_easy_task(name):
-    classifier = make(name, max_iter=40, batch_size=8, backbone_rate=5e-3, head_rate=1e-2, average=0.0)
+def test_an_easy_task_is_learned(name):
+    classifier = make(
+        name, max_iter=40, batch_size=8, backbone_learning_rate=5e-3, head_learning_rate=1e-2, average=0.0
+    )
     label = torch.arange(40) % CLASSES
     images = 0.3 * torch.randn(40, 3, SIDE, SIDE, generator=make_generator(1))
     for c in range(CLASSES):
@@ -110,17 +113,17 @@ def test_beta_has_its_moments():
         assert ((draws >= 0) & (draws <= 1)).all()
 
 
-def test_a_partner_is_a_row_of_another_source():
+def test_other_source_rows_are_of_another_source():
     domain = torch.arange(SOURCES).repeat_interleave(200)
-    other = partners(domain, SOURCES, make_generator())
+    other = other_source_rows(domain, SOURCES, make_generator())
     assert (domain[other] != domain).all()
     assert len(set(other.tolist())) > 300
     for source in range(SOURCES):
         met = domain[other[domain == source]].bincount(minlength=SOURCES)
         assert (met[[s for s in range(SOURCES) if s != source]] > 60).all()
-    alone = partners(torch.zeros(50, dtype=torch.long), 1, make_generator())
+    alone = other_source_rows(torch.zeros(50, dtype=torch.long), 1, make_generator())
     assert ((alone >= 0) & (alone < 50)).all()
-    assert sorted(shuffle(9, make_generator()).tolist()) == list(range(9))
+    assert sorted(permutation(9, make_generator()).tolist()) == list(range(9))
 
 
 def softmax_ce(logits, label):
@@ -130,11 +133,11 @@ def softmax_ce(logits, label):
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_labels_are_mixed_as_the_images_are(name, monkeypatch):
+def test_labels_are_mixed_as_the_images_are(name):
     classifier = make(name).eval()
-    images, label, domain = batch()
+    images, label, _ = batch()
     generator = make_generator(5)
-    order = shuffle(len(images), generator)
+    order = permutation(len(images), generator)
     mixed, share = classifier.method.mix(images, images[order], generator)
     if name == "mixup":
         weight = share[:, None, None, None]
@@ -142,27 +145,24 @@ def test_labels_are_mixed_as_the_images_are(name, monkeypatch):
     else:
         own, other = (mixed == images).all(1), (mixed == images[order]).all(1)
         assert (own | other).all()
-        still = order == torch.arange(len(order))
-        torch.testing.assert_close(own.float().mean((1, 2))[~still], share[~still])
+        moved = order != torch.arange(len(order))
+        torch.testing.assert_close(own.float().mean((1, 2))[moved], share[moved])
     logits = classifier(mixed)
     share = share.numpy()
     expected = (share * softmax_ce(logits, label) + (1 - share) * softmax_ce(logits, label[order])).mean()
-    loss = classifier.method.loss(
-        classifier.backbone, classifier.head, images, label, domain, make_generator(5)
-    )
-    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert loss_of(classifier, seed=5).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_box_is_a_rectangle_of_the_area_asked_for():
+def test_boxes_are_rectangles_of_the_requested_area():
     share = torch.full((4000,), 0.75)
-    box = mixing.boxes(share, 40, 20, make_generator())[:, 0]
+    box = mixing.random_boxes(share, 40, 20, make_generator())[:, 0]
     area = box.float().mean((1, 2))
-    assert area.max() <= 0.25 + 0.05  # half the side of each, whole pixels
+    assert area.max() <= 0.25 + 0.05  # half of each side, rounded to whole pixels
     inner = box[:, 0].sum(1) + box[:, -1].sum(1) + box[:, :, 0].sum(1) + box[:, :, -1].sum(1) == 0
     assert area[inner].mean().item() == pytest.approx(0.25, abs=0.005)
     tall, wide = box.any(2).sum(1), box.any(1).sum(1)
-    assert torch.equal(box.sum((1, 2)), tall * wide)  # a rectangle, and nothing but
-    assert not mixing.boxes(torch.ones(3), 8, 8, make_generator()).any()
+    assert torch.equal(box.sum((1, 2)), tall * wide)  # rectangles
+    assert not mixing.random_boxes(torch.ones(3), 8, 8, make_generator()).any()
 
 
 def test_mixstyle_gives_maps_the_mixed_statistics():
@@ -178,7 +178,7 @@ def test_mixstyle_gives_maps_the_mixed_statistics():
     torch.testing.assert_close(mixed[1], maps[1], atol=1e-5, rtol=1e-5)  # a share of 1 changes nothing
     shape = (maps - mean[..., None, None]) / std[..., None, None]
     new = (mixed - mixed.mean((2, 3), keepdim=True)) / mixed.std((2, 3), keepdim=True)
-    torch.testing.assert_close(new, shape, atol=1e-4, rtol=1e-4)  # contents stay
+    torch.testing.assert_close(new, shape, atol=1e-4, rtol=1e-4)  # normalised maps are unchanged
 
 
 def test_mixstyle_takes_no_gradient_through_statistics():
@@ -189,17 +189,17 @@ def test_mixstyle_takes_no_gradient_through_statistics():
     torch.testing.assert_close(maps.grad, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_mixstyle_sits_after_the_first_two_stages():
+def test_mixstyle_is_applied_after_the_first_two_stages():
     assert mixstyle.stage_ends(create_backbone("tiny:conv", image_size=32), (4, 8)) == [
         "network.5",
         "network.8",
     ]
     backbone = create_backbone("torchvision:resnet18", weights=None, image_size=64)
-    places = mixstyle.stage_ends(backbone, (4, 8))
-    assert [place.split(".")[-1] for place in places] == ["layer1", "layer2"]
+    stages = mixstyle.stage_ends(backbone, (4, 8))
+    assert [stage.split(".")[-1] for stage in stages] == ["layer1", "layer2"]
 
 
-def test_jensen_shannon_of_known_answers():
+def test_jensen_shannon_of_known_predictions():
     p = np.array([[[0.7, 0.3]], [[0.2, 0.8]], [[0.5, 0.5]]])
     mean = p.mean(0)
     expected = (p * np.log(p / mean)).sum(-1).mean()
@@ -207,40 +207,32 @@ def test_jensen_shannon_of_known_answers():
     assert augmix.jensen_shannon(torch.zeros(3, 2, 4)).item() == pytest.approx(0, abs=1e-7)
 
 
-def test_augmix_is_cross_entropy_plus_twelve_times_the_divergence(monkeypatch):
+def test_augmix_is_cross_entropy_plus_twelve_times_the_divergence():
     classifier = make("augmix").eval()
     with torch.no_grad():
         classifier.head.weight.mul_(100)
-    images, label, domain = batch()
-    views = [torch.rand(images.shape, generator=make_generator(9 + i)) for i in range(2)]
-    queue = list(views)
-    monkeypatch.setattr(augmix, "augmix", lambda plain, generator: queue.pop(0))
-    loss = classifier.method.loss(
-        classifier.backbone, classifier.head, images, label, domain, make_generator()
-    )
-    half = classifier.backbone.preprocessing.mean[0]
-    logits = torch.stack([classifier(x) for x in (images, *((v - half) / half for v in views))])
+    images, label, _ = batch()
+    generator, half = make_generator(), (0.5, 0.5, 0.5)  # the normalisation of the tiny backbone
+    copies = [(augmix_copy((images + 1) / 2, generator=generator) - 0.5) / 0.5 for _ in range(2)]
+    assert classifier.backbone.preprocessing.mean == classifier.backbone.preprocessing.std == half
+    logits = torch.stack([classifier(x) for x in (images, *copies)])
     expected = cross_entropy(logits[0], label) + 12 * augmix.jensen_shannon(logits)
-    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(loss_of(classifier), expected)
 
 
-def test_rotation_is_two_cross_entropies_and_its_head_travels(tmp_path):
+def test_rotation_is_two_cross_entropies():
     classifier = make("rotation").eval()
-    images, label, domain = batch()
-    rotation = classifier.backbone.auxiliary[ROTATION]
-    with torch.no_grad():
-        rotation.weight.normal_(generator=make_generator())
-    loss = classifier.method.loss(
-        classifier.backbone, classifier.head, images, label, domain, make_generator(4)
-    )
-    turns = torch.randint(4, (len(images),), generator=make_generator(4))
-    turned = torch.stack([image.rot90(int(k), (1, 2)) for image, k in zip(images, turns)])
-    expected = cross_entropy(classifier(images), label)
-    expected = expected + cross_entropy(rotation(classifier.backbone(turned)), turns)
-    torch.testing.assert_close(loss, expected)
-    from sourceward.nn.backbones import Backbone
+    images, label, _ = batch()
+    rotations = torch.randint(4, (len(images),), generator=make_generator(4))
+    rotated = torch.stack([image.rot90(int(k), (1, 2)) for image, k in zip(images, rotations)])
+    logits = classifier.backbone.auxiliary[ROTATION](classifier.backbone(rotated))
+    expected = cross_entropy(classifier(images), label) + cross_entropy(logits, rotations)
+    torch.testing.assert_close(loss_of(classifier, seed=4), expected)
 
-    again = Backbone.from_config(classifier.backbone.config())
-    again.load_state_dict(classifier.backbone.state_dict())
-    assert torch.equal(again.auxiliary[ROTATION].weight, rotation.weight)
+
+def test_the_rotation_head_is_saved_with_the_backbone():
+    backbone = make("rotation").backbone
+    again = Backbone.from_config(backbone.config())
+    again.load_state_dict(backbone.state_dict())
+    assert torch.equal(again.auxiliary[ROTATION].weight, backbone.auxiliary[ROTATION].weight)
     assert "auxiliary" not in make("erm").backbone.config()

@@ -1,4 +1,4 @@
-"""From `fit` with another method to a model folder that its adapters can read."""
+"""A fit with another method writes a model folder that its adapter can use."""
 
 import numpy as np
 import torch
@@ -17,6 +17,6 @@ def test_the_rotation_head_is_in_the_model_folder(tmp_path):
     assert head.weight.abs().sum() > 0  # trained
     images = again.backbone.preprocessing.normalize(torch.from_numpy(data.items[:3]))
     none = create_adapter("none")(again.network, again.network.features(images))
-    adapted = create_adapter("ttt", copies=4, rate=0.1)(again.network, images)
+    adapted = create_adapter("ttt", num_copies=4, learning_rate=0.1)(again.network, images)
     assert np.abs(adapted.probabilities - none.probabilities).max() > 0
     assert set(adapted.status) == {"adapted"}

@@ -1,4 +1,4 @@
-"""Methods that learn from an unlabelled stream: forward, loss, one update, next batch."""
+"""Online test-time training: one update for each unlabelled batch, from the first to the last."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,63 +8,65 @@ import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError
-from sourceward.adaptation.baselines.peer import Peer, Response, Student, at_least, response
+from sourceward.adaptation.baselines.base import Baseline, BatchPrediction
+from sourceward.adaptation.baselines.trainable import TRAINABLE, TrainableCopy
 from sourceward.nn import Network
+
+Loss = Callable[[Any, Tensor, Tensor], Tensor]
+"""Maps a batch's inputs, features and classifier logits to its loss. It may keep state between batches."""
 
 
 @dataclass(frozen=True)
-class Online(Peer):
-    """Adam on a loss of each batch, from the first batch to the last.
+class Online(Baseline):
+    """A method that minimises a loss of each batch with Adam and keeps the weights for the next batch.
 
-    A batch is answered by the forward pass its update was computed from, as the released code of Tent does,
-    or by another one after the update where `answers_after` is true.
+    The prediction is that of the forward pass which the update was computed from, as in Tent's released code,
+    or of a second pass after the update where `predicts_after_update` is true.
 
     Args:
-        rate: learning rate; 0 learns nothing.
-        steps: updates on each batch; 0 learns nothing.
+        learning_rate: of Adam; 0 leaves the model unchanged.
+        num_updates: updates on each batch; 0 leaves the model unchanged.
     """
 
-    answers_after: ClassVar[bool] = False
+    trains: ClassVar[str]
+    """A name in `TRAINABLE`."""
+    predicts_after_update: ClassVar[bool] = False
 
-    rate: float = 1e-3
-    steps: int = 1
+    learning_rate: float = 1e-3
+    num_updates: int = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "rate", "steps")
+    def trainable(self, network: Network) -> TrainableCopy:
+        """Return the copy that is trained."""
+        return TRAINABLE[self.trains](network)
 
-    def student(self, network: Network) -> Student:
-        """What is learned."""
+    def make_loss(self, model: TrainableCopy) -> Loss:
+        """Return the loss of a batch, with fresh state."""
         raise NotImplementedError
 
-    def objective(self, student: Student) -> Callable[[Any, Tensor, Tensor], Tensor]:
-        """(inputs, feature, logits of the voters) to the loss of a batch; it may remember between batches."""
-        raise NotImplementedError
-
-    def stream(self, network: Network, batches: Iterator[Any]) -> Iterator[Response]:
-        student = self.student(network)
-        objective = self.objective(student)
-        optimizer = torch.optim.Adam(student.parameters, lr=self.rate)
+    def predict_batches(self, network: Network, batches: Iterator[Any]) -> Iterator[BatchPrediction]:
+        model = self.trainable(network)
+        loss = self.make_loss(model)
+        optimizer = torch.optim.Adam(model.parameters, lr=self.learning_rate)
         for batch in batches:
-            answer = None
-            for _ in range(self.steps):
-                feature = _encode(student, batch)
-                logits = student.logits(feature)
-                answer = response(feature, logits)
-                loss = objective(batch, feature, logits)
+            prediction = None
+            for _ in range(self.num_updates):
+                feature = _encode(model, batch)
+                logits = model.logits(feature)
+                prediction = BatchPrediction.from_logits(feature, logits)
+                value = loss(batch, feature, logits)
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()
+                value.backward()
                 optimizer.step()
-            yield student.answer(batch) if answer is None or self.answers_after else answer
+            yield model.predict(batch) if prediction is None or self.predicts_after_update else prediction
 
 
-def _encode(student: Student, batch: Any) -> Tensor:
+def _encode(model: TrainableCopy, batch: Any) -> Tensor:
     try:
-        return student.encode(batch)
+        return model.encode(batch)
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
         raise InputError(
-            "Batch norm cannot take the statistics of one value. Use a larger `batch_size`, and a number of "
-            "rows that leaves no single one over."
+            "Batch norm cannot take the statistics of one value per channel. Use a larger `batch_size`, and "
+            "a number of samples that leaves no last batch of one."
         ) from None

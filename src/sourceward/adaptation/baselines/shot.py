@@ -1,58 +1,58 @@
-"""SHOT-IM: the information maximisation of SHOT (Liang, Hu & Feng, ICML 2020), online."""
+"""SHOT-IM: the information maximisation of SHOT (Liang, Hu & Feng, ICML 2020), online.
 
-from collections.abc import Callable
+Loss: mean of H(p(y|x)) over the batch, minus H of the batch's mean prediction. SHOT's pseudo-labels are not
+part of SHOT-IM.
+"""
+
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from sourceward.adaptation.base import ADAPTERS
-from sourceward.adaptation.baselines.classifier import entropy, log_vote
-from sourceward.adaptation.baselines.online import Online
-from sourceward.adaptation.baselines.peer import Student, backbone_student, linear_student
-from sourceward.nn import Network
+from sourceward.adaptation.baselines.classifier import entropy, mean_entropy
+from sourceward.adaptation.baselines.online import Loss, Online
+from sourceward.adaptation.baselines.trainable import TrainableCopy
+from sourceward.functional.voting import log_vote
 
 
 def information_maximisation(log_probability: Tensor) -> Tensor:
-    """Each answer sure, all answers together diverse: mean entropy less the entropy of the mean.
+    """Return the mean entropy minus the entropy of the mean, of predictions (batch, classes).
 
-    >>> sure_and_diverse = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).clamp_min(1e-30).log()
-    >>> round(information_maximisation(sure_and_diverse).item(), 4)  # -log 2
+    >>> import torch
+    >>> certain_and_diverse = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).clamp_min(1e-30).log()
+    >>> round(information_maximisation(certain_and_diverse).item(), 4)  # -log 2
     -0.6931
     """
-    mean = log_probability.exp().mean(0)
-    diversity = -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum()
+    diversity = mean_entropy(log_probability)
     return entropy(log_probability).mean() - diversity
 
 
 @ADAPTERS.register("shot_im")
 @dataclass(frozen=True)
 class ShotIM(Online):
-    """SHOT-IM: the backbone learns answers that are sure and diverse, the classifier stays (Liang 2020)."""
+    """SHOT-IM: the backbone learns certain and diverse predictions, the classifier is fixed (Liang 2020).
+
+    The learning rate is the smaller of the two, 1e-4 and 1e-5, that the released code of TSD recommends; that
+    code includes an online SHOT-IM, whereas SHOT itself trains for epochs.
+    """
 
     reads: ClassVar[str] = "inputs"
+    trains: ClassVar[str] = "backbone"
+    use_on_features: ClassVar[str] = "'shot_im_features'"
 
-    rate: float = 1e-5
+    learning_rate: float = 1e-5
 
-    def student(self, network: Network) -> Student:
-        return backbone_student(network)
-
-    def objective(self, student: Student) -> Callable[[Any, Tensor, Tensor], Tensor]:
+    def make_loss(self, model: TrainableCopy) -> Loss:
         return lambda inputs, feature, logits: information_maximisation(log_vote(logits))
-
-    def _hint(self) -> str:
-        return " Use 'shot_im_features'."
 
 
 @ADAPTERS.register("shot_im_features")
 @dataclass(frozen=True)
 class ShotIMOnFeatures(ShotIM):
-    """SHOT-IM on features: a linear map in the backbone's place learns to be sure and diverse."""
+    """SHOT-IM on features: a linear map in place of the backbone learns certain and diverse predictions."""
 
     reads: ClassVar[str] = "features"
+    trains: ClassVar[str] = "linear"
 
-    rate: float = 1e-2
-
-    def student(self, network: Network) -> Student:
-        return linear_student(network)
+    learning_rate: float = 1e-2

@@ -1,25 +1,32 @@
-"""T3A: test-time classifier adjustment (Iwasawa & Matsuo, NeurIPS 2021)."""
+"""T3A: test-time classifier adjustment (Iwasawa & Matsuo, NeurIPS 2021).
+
+Each test feature joins the support set of its predicted class; logits are the products of the feature with
+the normalised mean of each class's supports. Nothing is trained by gradients.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from sourceward.adaptation.base import ADAPTERS
-from sourceward.adaptation.baselines.classifier import log_vote, voter_logits
-from sourceward.adaptation.baselines.peer import Peer, Response, at_least
-from sourceward.adaptation.baselines.supports import Supports
+from sourceward.adaptation.baselines.base import Baseline, BatchPrediction
+from sourceward.adaptation.baselines.classifier import ensemble_logits
+from sourceward.adaptation.baselines.support_set import SupportSet
+from sourceward.functional.voting import log_vote
 from sourceward.nn import Network
 
 
 @ADAPTERS.register("t3a")
 @dataclass(frozen=True)
-class T3A(Peer):
-    """T3A: class weights become the mean direction of the surest test features (Iwasawa & Matsuo 2021).
+class T3A(Baseline):
+    """T3A: class weights become the mean of the most certain test features (Iwasawa & Matsuo 2021).
 
     Args:
-        keep: supports of each class, M in the paper, which chooses it on source validation; 0 keeps all.
+        keep: supports of each class (M). The paper chooses among 1, 5, 20, 50, 100 and all by source
+            validation; 0 keeps all.
     """
 
     needs_batch: ClassVar[bool] = False
@@ -27,13 +34,9 @@ class T3A(Peer):
     batch_size: int = 1
     keep: int = 100
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "keep")
-
     @torch.no_grad()
-    def stream(self, network: Network, batches: Iterator[Any]) -> Iterator[Response]:
-        supports = Supports(network, self.keep)
+    def predict_batches(self, network: Network, batches: Iterator[Tensor]) -> Iterator[BatchPrediction]:
+        supports = SupportSet(network, self.keep)
         for feature in batches:
-            supports.add(feature, log_vote(voter_logits(network, feature)))
-            yield Response(feature, (feature @ supports.prototypes().T).softmax(-1))
+            supports.add(feature, log_vote(ensemble_logits(network, feature)))
+            yield BatchPrediction(feature, (feature @ supports.prototypes().T).softmax(-1))

@@ -1,11 +1,10 @@
 """TSD: feature alignment and uniformity for test-time adaptation (Wang et al., CVPR 2023).
 
-Its test-time self-distillation: prototypes from a memory of the surest features, and a loss that brings the
-prototypes' answer to the classifier's on the rows where the two agree. Its second, smaller term (local
-clustering among neighbours, weight 0.1) is left out.
+Loss: KL from the classifier's prediction to that of the prototypes of a support set, over the samples where
+both predict the same class (test-time self-distillation). The paper's second term (local clustering among
+neighbours, weight 0.1) is not included, and the classifier is not trained.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,20 +12,19 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sourceward.adaptation.base import ADAPTERS
-from sourceward.adaptation.baselines.classifier import log_vote
-from sourceward.adaptation.baselines.online import Online
-from sourceward.adaptation.baselines.peer import Student, at_least, backbone_student, linear_student
-from sourceward.adaptation.baselines.supports import Supports
-from sourceward.nn import Network
+from sourceward.adaptation.baselines.online import Loss, Online
+from sourceward.adaptation.baselines.support_set import SupportSet
+from sourceward.adaptation.baselines.trainable import TrainableCopy
+from sourceward.functional.voting import log_vote
 
 
 def self_distillation(feature: Tensor, prototypes: Tensor, log_probability: Tensor) -> Tensor:
-    """Mean of KL(classifier || prototypes) over the rows where both name the same class.
+    """Return the mean KL(classifier || prototypes) over the rows where both predict the same class.
 
     Args:
-        feature: (batch, dim), where the gradient goes.
-        prototypes: (classes, dim) of unit length; the prototypes' logits are cosines.
-        log_probability: (batch, classes), the classifier's answer, taken as given.
+        feature: (batch, dim), which receives the gradient.
+        prototypes: (classes, dim) of unit norm; the prototypes' logits are cosines.
+        log_probability: (batch, classes), the classifier's prediction, without gradient.
     """
     teacher = log_probability.detach()
     student = (normalize(feature, dim=1) @ prototypes.T).log_softmax(-1)
@@ -40,44 +38,36 @@ def self_distillation(feature: Tensor, prototypes: Tensor, log_probability: Tens
 class TSD(Online):
     """TSD: the backbone learns that prototypes of past features agree with the classifier (Wang 2023).
 
+    The learning rate is the smaller of the two, 1e-4 and 1e-5, that the released code recommends.
+
     Args:
-        keep: features of each class in the memory; 0 keeps all.
+        keep: features of each class in the support set, 100 in the released code; 0 keeps all.
     """
 
     reads: ClassVar[str] = "inputs"
+    trains: ClassVar[str] = "backbone"
+    use_on_features: ClassVar[str] = "'tsd_features'"
 
-    rate: float = 1e-5
+    learning_rate: float = 1e-5
     keep: int = 100
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "keep")
-
-    def student(self, network: Network) -> Student:
-        return backbone_student(network)
-
-    def objective(self, student: Student) -> Callable[[Any, Tensor, Tensor], Tensor]:
-        memory = Supports(student.network, self.keep)
+    def make_loss(self, model: TrainableCopy) -> Loss:
+        supports = SupportSet(model.network, self.keep)
 
         def loss(inputs: Any, feature: Tensor, logits: Tensor) -> Tensor:
-            answer = log_vote(logits)
-            memory.add(feature, answer)
-            return self_distillation(feature, memory.prototypes(), answer)
+            log_probability = log_vote(logits)
+            supports.add(feature, log_probability)
+            return self_distillation(feature, supports.prototypes(), log_probability)
 
         return loss
-
-    def _hint(self) -> str:
-        return " Use 'tsd_features'."
 
 
 @ADAPTERS.register("tsd_features")
 @dataclass(frozen=True)
 class TSDOnFeatures(TSD):
-    """TSD on features: a linear map in the backbone's place learns to agree with prototypes."""
+    """TSD on features: a linear map in place of the backbone learns to agree with the prototypes."""
 
     reads: ClassVar[str] = "features"
+    trains: ClassVar[str] = "linear"
 
-    rate: float = 1e-3
-
-    def student(self, network: Network) -> Student:
-        return linear_student(network)
+    learning_rate: float = 1e-3

@@ -1,4 +1,4 @@
-"""Noise keyed by the sample, and the keys, as one Triton kernel each: they are dozens otherwise."""
+"""Noise keyed by the sample, and the keys, as one Triton kernel each instead of dozens."""
 
 import math
 
@@ -10,7 +10,7 @@ from torch import Tensor
 _GOLDEN = tl.constexpr(-7046029254386353131)
 _MIX1 = tl.constexpr(-4658895280553007687)
 _MIX2 = tl.constexpr(-7723592293110705685)
-_TURN = tl.constexpr(2 * math.pi * 2.0**-24)
+_ANGLE = tl.constexpr(2 * math.pi * 2.0**-24)
 _UNIT = tl.constexpr(2.0**-24)
 
 
@@ -34,7 +34,7 @@ def _normals(  # type: ignore[no-untyped-def]
     bits = _mix(start + (at + 1).to(tl.int64) * _GOLDEN)
     low, high = (bits & 0xFFFFFF).to(tl.float32), ((bits >> 24) & 0xFFFFFF).to(tl.float32)
     radius = tl.sqrt(-2.0 * tl.log((low + 1.0) * _UNIT)) * scale
-    angle = high * _TURN
+    angle = high * _ANGLE
     place, left, right = (step * rows + row) * dim + at, radius * tl.cos(angle), radius * tl.sin(angle)
     tl.store(out + place, left, mask=at < pairs)
     tl.store(out + place + pairs, right, mask=at + pairs < dim)
@@ -55,14 +55,14 @@ class KeyedNormals:
         self.keys, self.shape = keys, like.shape[1:]
 
     def __call__(self, k: int, n: int) -> Tensor:
-        """Of steps k to k + n: (n, 1, batch, dim)."""
-        return self._made(k, n, 1.0, None)[0]
+        """Normals of steps k to k + n: (n, 1, batch, dim)."""
+        return self._draw(k, n, 1.0, None)[0]
 
     def jitter(self, k: int, n: int, std: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """`std` times the normals, and the same rounded to `dtype`."""
-        return self._made(k, n, std, dtype)
+        return self._draw(k, n, std, dtype)
 
-    def _made(self, k: int, n: int, scale: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    def _draw(self, k: int, n: int, scale: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
         rows, dim = self.shape
         out = torch.empty(n, 1, rows, dim, device=self.keys.device)
         rounded = out if dtype is None else torch.empty_like(out, dtype=dtype)
@@ -87,7 +87,7 @@ def _keys(rows, out, dim, seed, BLOCK: tl.constexpr):  # type: ignore[no-untyped
 
 
 def row_keys(rows: Tensor, seed: int = 0) -> Tensor:
-    """`functional.row_keys` of float32 rows (batch, dim) by one kernel; they are dozens otherwise."""
+    """`functional.row_keys` of float32 rows (batch, dim) by one kernel."""
     rows = rows.detach().contiguous()
     out = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
     if len(rows):

@@ -1,13 +1,13 @@
-"""The fused Langevin chain as three Triton kernels a step, for CUDA and features of any width.
+"""The fused Langevin chain as three Triton kernels per step, for CUDA and features of any width.
 
-`_product` multiplies by Wx on the way down (gradient, clip, scale) and on the way up (what the move adds to
-a0); `_judge` computes the energy of the proposal, accepts or refuses, and takes the accepted points' backward
-pass through the two upper layers for the next step. Products are float16 with float32 sums (weights and
-activations are small, so its eight times finer grid beats the range of bfloat16), the state stays
-float32. Captured in a CUDA graph (`graphs.py`) the launches cost next to nothing.
+`_product` multiplies by Wx on the way down (gradient, clip, scale) and on the way up (what the step adds to
+a0); `_accept` computes the energy of the proposal, accepts or refuses it, and runs the accepted points'
+backward pass through the two upper layers for the next step. Products are float16 with float32 sums (weights
+and activations are small, so its eight times finer grid beats the range of bfloat16); the state stays
+float32. Captured in a CUDA graph (`_util.graphs`) the launches cost next to nothing.
 
-Narrow features have a faster way, which is taken where it can be: `resident`. `samplers.walk` imports this
-module where there is Triton, and checks it once before it is used.
+Narrow features use the faster kernels of `resident` where they fit. `samplers.chain` imports this module if
+Triton is installed, and checks its results once before use.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from sourceward.samplers.run import Chain, Record
 __all__ = ["KeyedNormals", "fits", "kernel_langevin", "row_keys"]
 
 ROWS = 16
-"""Rows of the smallest tile that tensor cores take."""
+"""Rows of the smallest tile of a tensor core product."""
 
 NOISE_ROWS = 2048
 
@@ -59,13 +59,13 @@ def _product(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _judge(  # type: ignore[no-untyped-def]
+def _accept(  # type: ignore[no-untyped-def]
     proposal, a_in, a_out, origin, back, lift, lift_stride, move, jitter, jitter_stride, x_in, x_out,
-    energy_in, energy_out, taken, stop, narrow_up, narrow_down, narrow_bias, out, out_bias, rows, dim, hidden,
-    ALWAYS: tl.constexpr, STOP: tl.constexpr, NOISY: tl.constexpr, MORE: tl.constexpr, NARROW: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr,
+    energy_in, energy_out, taken, narrow_up, narrow_down, narrow_bias, out, out_bias, rows, dim, hidden,
+    ALWAYS: tl.constexpr, NOISY: tl.constexpr, MORE: tl.constexpr, NARROW: tl.constexpr, BM: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
-    """Accept or refuse the proposals; then a0 and dE/da0 where the next step takes its gradient."""
+    """Accept or refuse the proposals, then compute a0 and dE/da0 at the origin of the next step."""
     source = tl.program_id(1)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     r = tl.arange(0, NARROW)
@@ -86,8 +86,6 @@ def _judge(  # type: ignore[no-untyped-def]
     new = tl.sigmoid(tl.sum(a1 * tl.sigmoid(a1) * top[None, :], axis=1) + top_bias)
     old = tl.load(energy_in + at)
     accepted = (new - new) == 0.0 if ALWAYS else new <= old
-    if STOP:
-        accepted = accepted & (old > tl.load(stop + at))
     tl.store(energy_out + at, tl.where(accepted, new, old))
     tl.store(taken + at, tl.load(taken + at) + accepted.to(tl.int32))
 
@@ -137,7 +135,7 @@ def _judge(  # type: ignore[no-untyped-def]
 
 
 def fits(weights: ChainWeights, feature: Tensor) -> bool:
-    """Whether the kernels take these shapes."""
+    """Whether the kernels support these shapes."""
     narrow = weights.out.shape[-1]
     power = narrow & (narrow - 1) == 0
     return (
@@ -158,28 +156,27 @@ def kernel_langevin(
     num_steps: int,
     normals: Normals,
     *,
+    checked: bool = True,
     record: Record = False,
-    stop_below: Tensor | None = None,
 ) -> Chain:
-    """`fused_langevin` by kernels; `fits` says whether it can be used."""
-    from sourceward.samplers import resident
+    """`fused_langevin` by kernels; call it only if `fits`."""
+    from sourceward.samplers.cuda import resident
 
     if num_steps and resident.fits(weights, record):
         return resident.resident_langevin(
-            weights, feature, bias, settings, num_steps, normals, record=record, stop_below=stop_below
+            weights, feature, bias, settings, num_steps, normals, checked=checked, record=record
         )
     half = weights.half if weights.half is not None else weights.halved()
     a = weights.first(feature, bias)
     energy = weights.energy(a) if not num_steps else _rounded_energy(weights, half, a)
     if not num_steps:
-        still = torch.zeros_like(energy, dtype=torch.int64)
+        steps = torch.zeros_like(energy, dtype=torch.int64)
         points, values = (feature[None], energy[None]) if record is True else (None, None)
-        return Chain(feature, energy, energy, still, points, values)
+        return Chain(feature, energy, energy, steps, points, values)
     sources, rows, dim = feature.shape
     hidden, narrow = a.shape[-1], weights.out.shape[-1]
     taken = torch.zeros_like(energy, dtype=torch.int32)
-    stop = None if stop_below is None else stop_below.to(energy.dtype).expand_as(energy).contiguous()
-    # Two places each for what a step reads and writes; one for each step where all are kept.
+    # Two buffers, one to read and one to write; one for each step if all are recorded.
     count = num_steps + 1 if record else 2
     xs, energies = feature.new_empty(count, sources, rows, dim), energy.new_empty(count, sources, rows)
     xs[0], energies[0] = feature, energy
@@ -203,15 +200,15 @@ def kernel_langevin(
         _multiply(move, half.up, origin, proposal, tiles, settings)
         above = None if following is None else following.lift((k + 1) % together % len(following.jitter))
         beside = None if noise is None else noise.jitter[step]
-        _judge[(rows // ROWS, sources)](
+        _accept[(rows // ROWS, sources)](
             proposal, a_pair[k % 2], a_pair[(k + 1) % 2], origin, back,
             proposal if above is None else above, 0 if above is None else above.stride(0), move,
             move if beside is None else beside,
             0 if beside is None or len(beside) == 1 else beside.stride(0), xs[here], xs[there],
-            energies[here], energies[there], taken, energy if stop is None else stop,
+            energies[here], energies[there], taken,
             half.narrow_up, half.narrow_down, weights.narrow_bias, weights.out, weights.out_bias,
             rows, dim, hidden,
-            ALWAYS=settings.accept == "always", STOP=stop is not None, NOISY=noise is not None,
+            ALWAYS=not checked, NOISY=noise is not None,
             MORE=k + 1 < num_steps, NARROW=narrow, BM=ROWS, BK=64, num_warps=4, num_stages=3,
         )  # fmt: skip
         noise = following
@@ -224,7 +221,7 @@ def kernel_langevin(
 
 
 class _Noise:
-    """Noise of some steps: what moves x, (steps, sources or 1, rows, dim), and what it adds to a0."""
+    """Noise of several steps: what is added to x, (steps, sources or 1, rows, dim), and to a0."""
 
     def __init__(self, jitter: Tensor, lifted: Tensor) -> None:
         self.jitter, self.lifted = jitter, lifted
@@ -244,7 +241,7 @@ def _noise(
 
 
 def _rounded_energy(weights: ChainWeights, half: HalfWeights, a0: Tensor) -> Tensor:
-    """E as `_judge` computes it: energies that are compared must be rounded alike."""
+    """E as `_accept` computes it: energies that are compared must be rounded alike."""
     rounded = torch.nn.functional.silu(a0).to(half.up.dtype)
     a1 = rounded.float() @ half.narrow_up.float() + weights.narrow_bias
     return torch.sigmoid((torch.nn.functional.silu(a1) * weights.out).sum(-1) + weights.out_bias)
@@ -264,7 +261,7 @@ def _multiply(
 
 
 def _tiles(rows: int, width: int) -> tuple[int, int, int]:
-    """Small tiles where there is little work, so that all of the device takes part."""
+    """Sizes of tiles: small ones for few rows, so that all multiprocessors have work."""
     if rows <= 16:
         return 16, 32, 128
     if rows <= 32 or width <= 1024:

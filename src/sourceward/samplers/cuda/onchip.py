@@ -1,10 +1,10 @@
 """The fused Langevin chain with everything on chip: weights in shared memory, samples in registers.
 
-For CUDA devices whose shared memory holds the energy network of a source, as an H100's does up to 256
-features. A program copies the weights of one source once and takes 16 samples from the first step to the
-last; only noise comes from outside. Both directions of a product read the same copy. Triton decides by
-itself where tensors live, so this is written in Gluon, its language below. Everything else is as in
-`resident`, which launches this where it fits.
+For CUDA devices whose shared memory holds the energy network of a source, such as an H100 with up to 256
+features. A program copies the weights of one source once and holds 16 samples from the first step to the
+last; only noise is read from global memory. Both directions of a product read the same copy. Triton places
+tensors by itself, so this is written in Gluon, its lower-level language. Everything else is as in `resident`,
+which launches this kernel if it fits.
 """
 
 import triton
@@ -17,16 +17,16 @@ from sourceward.samplers.cuda.kernels import ROWS
 
 WARPS = 8
 PIECE = 64
-"""Of the inner dimension of a product, read together."""
+"""Length of the blocks of a product's inner dimension."""
 
 
 def padded(width: int) -> int:
-    """A width that the kernel takes: zeros fill it up."""
+    """The width in shared memory, padded with zeros: a power of 2, at least 64."""
     return max(64, triton.next_power_of_2(width))
 
 
 def shared_bytes(weights: ChainWeights) -> int:
-    """Of shared memory: weights and one side of each product, in half precision, and room to sum rows."""
+    """Shared memory: weights and one factor of each product, in half precision, and space for row sums."""
     dim, hidden, narrow = *map(padded, weights.up.shape[1:]), weights.out.shape[-1]
     halves = dim * hidden + hidden * narrow + ROWS * (dim + hidden + narrow)
     return 2 * halves + 4 * ROWS * min(WARPS, narrow // 8)
@@ -39,7 +39,7 @@ def _sigmoid(a):  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _quick_sigmoid(a):  # type: ignore[no-untyped-def]
-    """By one instruction of the device, right to 2^-12: for what half precision rounds as much."""
+    """One instruction, exact to 2^-12: enough for values that half precision rounds as much."""
     half = gl.inline_asm_elementwise(
         "tanh.approx.f32 $0, $1;", "=f,f", [0.5 * a], dtype=gl.float32, is_pure=True, pack=1
     )
@@ -52,23 +52,23 @@ def _value(a1, s1, top, top_bias):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _keep(  # type: ignore[no-untyped-def]
-    matrix, room, HIGH: gl.constexpr, WIDE: gl.constexpr, TALL: gl.constexpr, BROAD: gl.constexpr,
+def _copy_in(  # type: ignore[no-untyped-def]
+    matrix, buffer, HIGH: gl.constexpr, WIDE: gl.constexpr, TALL: gl.constexpr, BROAD: gl.constexpr,
     LINES: gl.constexpr,
 ):  # fmt: skip
-    """A (HIGH, WIDE) matrix into shared memory for (TALL, BROAD), zeros around it."""
+    """Copy a (HIGH, WIDE) matrix into shared memory of (TALL, BROAD), padded with zeros."""
     n = gl.arange(0, BROAD, gl.SliceLayout(0, LINES))
     for first in gl.static_range(0, TALL, 32):
         k = first + gl.arange(0, 32, gl.SliceLayout(1, LINES))
         inside = (k[:, None] < HIGH) & (n[None, :] < WIDE)
-        room.slice(first, 32, dim=0).store(
+        buffer.slice(first, 32, dim=0).store(
             gl.load(matrix + k[:, None] * WIDE + n[None, :], mask=inside, other=0.0)
         )
 
 
 @gluon.jit
 def _times(left, right, total, INNER: gl.constexpr, PIECE: gl.constexpr):  # type: ignore[no-untyped-def]
-    """total + left right, both in shared memory."""
+    """total + left @ right, both in shared memory."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, total.type.layout, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, total.type.layout, 2)
     DEEP: gl.constexpr = PIECE if PIECE < INNER else INNER
@@ -79,14 +79,14 @@ def _times(left, right, total, INNER: gl.constexpr, PIECE: gl.constexpr):  # typ
 
 
 @gluon.jit
-def run_chain(  # type: ignore[no-untyped-def]
+def langevin_chain(  # type: ignore[no-untyped-def]
     start, start_source, x, state, jitter, jitter_step, jitter_source, lift, origins, energy, before, taken,
-    stop, steps, rows, clip, scale, up, narrow_up, narrow_bias, out, out_bias,
+    steps, rows, clip, scale, up, narrow_up, narrow_bias, out, out_bias,
     DIM: gl.constexpr, HIDDEN: gl.constexpr, NARROW: gl.constexpr, FIRST: gl.constexpr,
-    ALWAYS: gl.constexpr, STOP: gl.constexpr, NOISY: gl.constexpr, ORIGINS: gl.constexpr,
+    ALWAYS: gl.constexpr, NOISY: gl.constexpr, ORIGINS: gl.constexpr,
     BM: gl.constexpr, BD: gl.constexpr, BH: gl.constexpr, PIECE: gl.constexpr,
 ):  # fmt: skip
-    """All steps of a tile of samples; the first layer's outputs are left in `state`."""
+    """All steps of a tile of samples; the final a0 is left in `state`."""
     WARPS: gl.constexpr = gl.num_warps()
     TILE: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, WARPS], [16, 8])
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
@@ -109,13 +109,11 @@ def run_chain(  # type: ignore[no-untyped-def]
     of_dim = gl.allocate_shared_memory(HALF, [BM, BD], SHARED)
     of_hidden = gl.allocate_shared_memory(HALF, [BM, BH], SHARED)
     of_narrow = gl.allocate_shared_memory(HALF, [BM, NARROW], SHARED)
-    _keep(up + source * DIM * HIDDEN, w0, DIM, HIDDEN, BD, BH, LINES)
-    _keep(narrow_up + source * HIDDEN * NARROW, w1, HIDDEN, NARROW, BH, NARROW, LINES)
+    _copy_in(up + source * DIM * HIDDEN, w0, DIM, HIDDEN, BD, BH, LINES)
+    _copy_in(narrow_up + source * HIDDEN * NARROW, w1, HIDDEN, NARROW, BH, NARROW, LINES)
     none_d = gl.zeros([BM, BD], gl.float32, TILE)
     none_h = gl.zeros([BM, BH], gl.float32, TILE)
     none_n = gl.zeros([BM, NARROW], gl.float32, TILE)
-    if STOP:
-        limit = gl.load(stop + at)
     if FIRST:
         of_hidden.store((a0 * _quick_sigmoid(a0)).to(HALF))
         a1 = _times(of_hidden, w1, none_n, BH, PIECE) + bias
@@ -132,13 +130,13 @@ def run_chain(  # type: ignore[no-untyped-def]
         rise, drift = gl.load(lift, mask=within, other=0.0), gl.load(jitter, mask=inside, other=0.0)
     for step in range(steps):
         lifted, moved = a0, point
-        if NOISY:  # the origin, where noise has moved the sample; the next step's is on its way meanwhile
+        if NOISY:  # the origin: the sample plus noise; the next step's noise loads meanwhile
             lifted += rise.to(gl.float32)
             moved += drift
             coming = gl.minimum(step + 1, steps - 1)
             rise = gl.load(lift + coming * rows * HIDDEN, mask=within, other=0.0)
             drift = gl.load(jitter + coming * jitter_step, mask=inside, other=0.0)
-        # Its energy, and the slope there.
+        # The energy at the origin, and its slope.
         s0 = _quick_sigmoid(lifted)
         of_hidden.store((lifted * s0).to(HALF))
         a1 = _times(of_hidden, w1, none_n, BH, PIECE) + bias
@@ -148,7 +146,7 @@ def run_chain(  # type: ignore[no-untyped-def]
         of_narrow.store(slope.to(HALF))
         back = _times(of_narrow, w1.permute((1, 0)), none_h, NARROW, PIECE)
         of_hidden.store((back * (s0 * (1 + lifted * (1 - s0)))).to(HALF))
-        # The move: dE/dx, clipped and scaled.
+        # The gradient step: dE/dx, clipped and scaled.
         total = _times(of_hidden, w0.permute((1, 0)), none_d, BH, PIECE)
         move = gl.minimum(gl.maximum(total, -clip), clip) * scale
         # The proposal, and its energy.
@@ -158,8 +156,6 @@ def run_chain(  # type: ignore[no-untyped-def]
         a1 = _times(of_hidden, w1, none_n, BH, PIECE) + bias
         new = _value(a1, _sigmoid(a1), top, top_bias)
         accepted = (new - new) == 0.0 if ALWAYS else new <= old
-        if STOP:
-            accepted = accepted & (old > limit)
         old = gl.where(accepted, new, old)
         count += accepted.to(gl.int64)
         if ORIGINS:

@@ -1,11 +1,11 @@
-"""The fused Langevin chain as one Triton kernel for all steps, for CUDA and features that are not too wide.
+"""The fused Langevin chain as one Triton kernel for all steps, for CUDA and features up to 512 wide.
 
-Where all weights of a source fit into shared memory the kernel is that of `onchip`; else the one here. A
-program keeps 16 samples of one source from the first step to the last, x in registers; weights stream past
-it from the L2 cache. A step is three loops over pieces of the hidden layer: the energy of the origin; its
-gradient, by way of dE/da0 that is never written down; the proposal and its energy. Only proposals are
-written: each row has two places for its a0, and to accept is to turn to the other. So threads meet once a
-step. A wide matrix is better shared by many programs: see `kernels`, which also says what is rounded.
+If all weights of a source fit into shared memory, the kernel of `onchip` runs; otherwise the one here. A
+program holds 16 samples of one source from the first step to the last, x in registers; weights are read from
+the L2 cache. A step is three loops over blocks of the hidden layer: the energy of the origin; its gradient,
+by way of dE/da0, which is never stored; the proposal and its energy. Only proposals are stored: each row has
+two buffers for its a0, and accepting a step means using the other one. So threads synchronise once per step.
+A wider matrix is better shared by many programs: see `kernels`, which also says what is rounded.
 """
 
 from functools import cache
@@ -25,7 +25,7 @@ from sourceward.samplers.fused import Normals
 from sourceward.samplers.run import Chain, Record
 
 try:
-    from sourceward.samplers import onchip
+    from sourceward.samplers.cuda import onchip
 except (ImportError, AttributeError):  # Gluon came to Triton late, and changes
     onchip = None  # type: ignore[assignment]
 
@@ -33,27 +33,27 @@ ON_CHIP = onchip is not None
 """Whether `onchip` may be used."""
 
 NOISE_ROWS = 4096
-"""Rows of noise made together: memory does not grow with the number of steps."""
+"""Rows of noise drawn together: memory does not grow with the number of steps."""
 
 
 class Tiles(NamedTuple):
-    """How the work of one program is cut."""
+    """How the work of one program is divided."""
 
     piece: int
-    """Of the hidden layer, computed together."""
+    """Columns of the hidden layer in one block."""
     warps: int
     stages: int
-    """Pieces on their way at once."""
+    """Blocks loaded at once by the software pipeline."""
 
     def shared_bytes(self, width: int, narrow: int) -> int:
-        """Of shared memory, as Triton takes it for ROWS samples: what is always there, and the pieces of
-        weights (half precision), a0 (single) and noise (half) that are on their way."""
+        """Shared memory that Triton uses for ROWS samples: a constant part, and the blocks of weights (half
+        precision), a0 (single) and noise (half) in the pipeline."""
         piece = self.piece * (2 * (width + narrow) + 6 * ROWS)
         return 6144 + 24 * width + max(self.stages - 1, 1) * piece
 
 
 TILES = {256: Tiles(64, 8, 4), 512: Tiles(64, 8, 3)}
-"""By the greatest width of feature and hidden layer. What is wider goes to `kernels`."""
+"""By the larger width of feature and hidden layer. Wider networks use `kernels`."""
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def _value(a1, top, top_bias):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _piece(here, above, k, HIDDEN: tl.constexpr, NOISY: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Columns k of a0, lifted by noise."""
+    """Columns k of a0 plus what the noise adds."""
     a0 = _load(here + k[None, :], k[None, :] < HIDDEN, WHOLE)
     if NOISY:
         a0 += _load(above + k[None, :], k[None, :] < HIDDEN, WHOLE).to(tl.float32)
@@ -85,7 +85,7 @@ def _second(  # type: ignore[no-untyped-def]
     here, above, narrow_up, bias, HIDDEN: tl.constexpr, NARROW: tl.constexpr, NOISY: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """a1 where the first layer gives what lies `here`, lifted by what lies `above`."""
+    """a1 for the a0 stored at `here` plus what the noise adds, stored at `above`."""
     r, a1 = tl.arange(0, NARROW), tl.zeros((BM, NARROW), dtype=tl.float32)
     for first in tl.range(0, HIDDEN, BK, num_stages=STAGES):
         k = first + tl.arange(0, BK)
@@ -96,11 +96,11 @@ def _second(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _walk(  # type: ignore[no-untyped-def]
+def _langevin_chain(  # type: ignore[no-untyped-def]
     start, start_source, x, state, jitter, jitter_step, jitter_source, lift, origins, energy, before, taken,
-    stop, steps, rows, clip, scale, up, down, narrow_up, narrow_down, narrow_bias, out, out_bias,
+    steps, rows, clip, scale, up, down, narrow_up, narrow_down, narrow_bias, out, out_bias,
     DIM: tl.constexpr, HIDDEN: tl.constexpr, NARROW: tl.constexpr, FIRST: tl.constexpr,
-    ALWAYS: tl.constexpr, STOP: tl.constexpr, NOISY: tl.constexpr, ORIGINS: tl.constexpr,
+    ALWAYS: tl.constexpr, NOISY: tl.constexpr, ORIGINS: tl.constexpr,
     BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """All steps of a tile of samples."""
@@ -117,8 +117,6 @@ def _walk(  # type: ignore[no-untyped-def]
     bias = tl.load(narrow_bias + source * NARROW + r)
     top = tl.load(out + source * NARROW + r)
     top_bias = tl.load(out_bias + source)
-    if STOP:
-        limit = tl.load(stop + at)
     places = state + at[:, None] * HIDDEN
     other = sources * rows * HIDDEN
     point = _load(start + source * start_source + row, inside, WHOLE_D)
@@ -132,15 +130,15 @@ def _walk(  # type: ignore[no-untyped-def]
         count = tl.load(taken + at)
 
     for step in range(steps):
-        turned = (count & 1).to(tl.int32)[:, None]  # each accepted step turned to the other place
+        turned = (count & 1).to(tl.int32)[:, None]  # each accepted step switched to the other buffer
         here, there = places + turned * other, places + (1 - turned) * other
         above = lift + ((source * steps + step) * rows + m[:, None]) * HIDDEN
-        # The energy at the origin, where noise has moved the sample, and its slope.
+        # The energy at the origin (the sample plus noise), and its slope.
         a1 = _second(here, above, narrow_up, bias, HIDDEN, NARROW, NOISY, BM, BK, STAGES)
         value, s1 = _value(a1, top, top_bias), tl.sigmoid(a1)
         slope = (value * (1 - value))[:, None] * top[None, :] * (s1 * (1 + a1 * (1 - s1)))
         slope = slope.to(up.dtype.element_ty)
-        # The move: dE/dx, clipped and scaled.
+        # The gradient step: dE/dx, clipped and scaled.
         total = tl.zeros((BM, BD), dtype=tl.float32)
         for first in tl.range(0, HIDDEN, BK, num_stages=STAGES):
             k = first + tl.arange(0, BK)
@@ -152,7 +150,7 @@ def _walk(  # type: ignore[no-untyped-def]
             back = tl.dot(slope, w1) * (s0 * (1 + a0 * (1 - s0)))
             total = tl.dot(back.to(w0.dtype), w0, total)
         move = tl.minimum(tl.maximum(total, -clip), clip) * scale
-        if NOISY:  # on its way while the proposal is computed
+        if NOISY:  # loads while the proposal is computed
             drift = _load(jitter + step * jitter_step + source * jitter_source + row, inside, WHOLE_D)
         # The proposal, and its energy.
         a1, rounded = tl.zeros((BM, NARROW), dtype=tl.float32), move.to(up.dtype.element_ty)
@@ -166,8 +164,6 @@ def _walk(  # type: ignore[no-untyped-def]
             a1 = tl.dot(_swish(a0).to(w1.dtype), w1, a1)
         new = _value(a1 + bias[None, :], top, top_bias)
         accepted = (new - new) == 0.0 if ALWAYS else new <= old
-        if STOP:
-            accepted = accepted & (old > limit)
         old = tl.where(accepted, new, old)
         count += accepted.to(tl.int64)
         moved = point
@@ -185,7 +181,7 @@ def _walk(  # type: ignore[no-untyped-def]
 
 
 def fits(weights: ChainWeights, record: Record) -> bool:
-    """Whether the kernel takes this chain; `kernels.fits` says what else is asked."""
+    """Whether the kernel supports this chain; `kernels.fits` has further conditions."""
     return record is not True and (_on_chip(weights) or _tiles(weights) is not None)
 
 
@@ -198,10 +194,10 @@ def resident_langevin(
     num_steps: int,
     normals: Normals,
     *,
+    checked: bool = True,
     record: Record = False,
-    stop_below: Tensor | None = None,
 ) -> Chain:
-    """`fused_langevin` by one kernel; `fits` says whether it can be used."""
+    """`fused_langevin` by one kernel; call it only if `fits`."""
     half = weights.half if weights.half is not None else weights.halved()
     assert num_steps > 0
     sources, rows, dim = feature.shape
@@ -211,7 +207,6 @@ def resident_langevin(
     start = feature if feature[0].is_contiguous() else feature.contiguous()
     x, energy, before = feature.new_empty(feature.shape), *feature.new_empty(2, sources, rows)
     taken = torch.empty(sources, rows, dtype=torch.int64, device=feature.device)
-    stop = None if stop_below is None else stop_below.to(energy.dtype).expand_as(energy).contiguous()
     origins = feature.new_empty(num_steps, *feature.shape) if record else None
     together = max(1, NOISE_ROWS // rows)
     for first in range(0, num_steps, together):
@@ -226,9 +221,9 @@ def resident_langevin(
             start, start.stride(0), x, state, jitter, jitter.stride(0),
             jitter.stride(1) if jitter.shape[1] > 1 else 0, lift,
             x if origins is None else origins[first:], energy, before, taken,
-            energy if stop is None else stop, count, rows, settings.clip, -settings.step_size,
+            count, rows, settings.clip, -settings.step_size,
             DIM=dim, HIDDEN=hidden, NARROW=narrow, FIRST=first == 0,
-            ALWAYS=settings.accept == "always", STOP=stop is not None, NOISY=settings.noise_std != 0,
+            ALWAYS=not checked, NOISY=settings.noise_std != 0,
             ORIGINS=origins is not None, BM=ROWS,
         )  # fmt: skip
         start = x
@@ -238,17 +233,17 @@ def resident_langevin(
 def _launch(
     grid: tuple[int, int], weights: ChainWeights, half: HalfWeights, *chain: Any, **flags: Any
 ) -> None:
-    """One kernel or the other."""
+    """Launch the kernel of `onchip` if the weights fit, otherwise the one here."""
     top = weights.narrow_bias, weights.out, weights.out_bias
     if _on_chip(weights):
-        onchip.walk[grid](
+        onchip.langevin_chain[grid](
             *chain, half.up, half.narrow_up, *top, **flags, BD=onchip.padded(flags["DIM"]),
             BH=onchip.padded(flags["HIDDEN"]), PIECE=onchip.PIECE, num_warps=onchip.WARPS,
         )  # fmt: skip
         return
     tiles = _tiles(weights)
     assert tiles is not None
-    _walk[grid](
+    _langevin_chain[grid](
         *chain, half.up, half.down, half.narrow_up, half.narrow_down, *top, **flags,
         BD=max(triton.next_power_of_2(flags["DIM"]), ROWS), BK=tiles.piece, STAGES=tiles.stages,
         num_warps=tiles.warps,
@@ -256,7 +251,7 @@ def _launch(
 
 
 def _jitter(normals: Normals, k: int, n: int, std: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What moves x, (steps, sources or 1, rows, dim), and the same as products take it."""
+    """The noise added to x, (steps, sources or 1, rows, dim), and the same in the precision of products."""
     if isinstance(normals, KeyedNormals):
         return normals.jitter(k, n, std, dtype)
     jitter = normals(k, n).mul_(std)
@@ -264,14 +259,14 @@ def _jitter(normals: Normals, k: int, n: int, std: float, dtype: torch.dtype) ->
 
 
 def _on_chip(weights: ChainWeights) -> bool:
-    """Whether all weights of a source stay in shared memory."""
+    """Whether all weights of a source fit into shared memory."""
     if not ON_CHIP or not weights.up.is_cuda or not _is_ampere(weights.up.device):
         return False
     return onchip.shared_bytes(weights) <= _room(weights.up.device)
 
 
 def _tiles(weights: ChainWeights) -> Tiles | None:
-    """Those of the narrowest width that is wide enough, with as many stages as the device has room for."""
+    """Tiles for the smallest sufficient width, with as many stages as fit into shared memory."""
     width, narrow = max(weights.up.shape[1:]), weights.out.shape[-1]
     limit = next((limit for limit in sorted(TILES) if width <= limit), None)
     if limit is None:
@@ -283,13 +278,13 @@ def _tiles(weights: ChainWeights) -> Tiles | None:
 
 @cache
 def _is_ampere(device: torch.device) -> bool:
-    """Whether it has the products that `onchip` is written in: NVIDIA's, since Ampere."""
+    """Whether the device has the matrix products that `onchip` uses: NVIDIA, Ampere or later."""
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache
 def _room(device: torch.device) -> float:
-    """Bytes of shared memory that a program may have."""
+    """Bytes of shared memory available to a program."""
     if device.type != "cuda":
         return float("inf")
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

@@ -1,7 +1,7 @@
-"""Training-time peers: other ways to fine-tune the backbone, by name in `FINETUNE_METHODS`.
+"""Published ways to fine-tune the backbone, by name in `FINETUNE_METHODS`.
 
-Weight averaging needs none of its own: `finetune.average` is the decay of an exponential moving average of
-all weights, which every method has; `finetune.average=0` is plain training.
+Weight averaging needs no method: `finetune.average` is the decay of a moving average of all weights, and
+`finetune.average=0` switches it off.
 """
 
 from sourceward.training.methods.augmix import AugMix

@@ -1,48 +1,39 @@
-"""AugMix (Hendrycks et al., ICLR 2020) as a way to train: three views of an image should agree."""
+"""AugMix as a training method (Hendrycks et al., ICLR 2020).
+
+Loss: cross-entropy on the image + 12 JS(p(image), p(augmix_1), p(augmix_2)), the Jensen-Shannon divergence
+of the predictions for the image and for two AugMix copies of it.
+"""
 
 import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Generator, Tensor, nn
 
 from sourceward.data.augmix import augmix
-from sourceward.nn.backbones.preprocessing import denormalize as pixels
-from sourceward.nn.backbones.preprocessing import normalize as normalise
-from sourceward.training.finetune import FINETUNE_METHODS, Method
-from sourceward.training.methods.draws import images
+from sourceward.nn.backbones.preprocessing import denormalize, normalize
+from sourceward.training.finetune import FINETUNE_METHODS
+from sourceward.training.methods.image_method import ImageBatch, ImageMethod
 
-WEIGHT = 12.0
-"""Of the consistency; the paper's."""
+CONSISTENCY_WEIGHT = 12.0
+"""The paper's."""
 
 
 def jensen_shannon(logits: Tensor) -> Tensor:
-    """Mean KL of each view's answer to the mean answer: (views, batch, classes) to a number."""
+    """Return the mean KL of each copy's prediction from their mean: (copies, batch, classes) to a number."""
     log_p = logits.float().log_softmax(-1)
     log_mean = log_p.logsumexp(0) - math.log(len(log_p))
     return (log_p.exp() * (log_p - log_mean)).sum(-1).mean()
 
 
 @FINETUNE_METHODS.register("augmix")
-class AugMix(Method):
-    """AugMix: cross-entropy on the image, and 12 times the Jensen-Shannon divergence among it and two
-    AugMix views of it."""
+class AugMix(ImageMethod):
+    """AugMix: cross-entropy, and 12 times the Jensen-Shannon divergence from two AugMix copies."""
 
-    def loss(
-        self,
-        backbone: nn.Module,
-        head: nn.Module,
-        inputs: Any,
-        label: Tensor,
-        domain: Tensor,
-        generator: torch.Generator,
-    ) -> Tensor:
-        inputs = images(inputs, "augmix")
-        looks: Any = backbone.preprocessing
-        plain = pixels(inputs, looks.mean, looks.std)
-        views = [normalise(augmix(plain, generator=generator), looks.mean, looks.std) for _ in range(2)]
-        logits = head(backbone(torch.cat([inputs, *(view.to(inputs) for view in views)])))
+    def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
+        mean, std = backbone.preprocessing.mean, backbone.preprocessing.std
+        plain = denormalize(batch.images, mean, std)
+        copies = [normalize(augmix(plain, generator=generator), mean, std) for _ in range(2)]
+        logits = head(backbone(torch.cat([batch.images, *(copy.to(batch.images) for copy in copies)])))
         logits = logits.unflatten(0, (3, -1))
-        own = cross_entropy(logits[0], label, label_smoothing=self.settings.label_smoothing)
-        return own + WEIGHT * jensen_shannon(logits)
+        return self.cross_entropy(logits[0], batch.label) + CONSISTENCY_WEIGHT * jensen_shannon(logits)

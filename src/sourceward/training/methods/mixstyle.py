@@ -1,30 +1,34 @@
-"""MixStyle (Zhou et al., ICLR 2021): feature statistics of two sources are mixed inside the backbone."""
+"""MixStyle (Zhou et al., ICLR 2021): mix feature statistics of two sources inside the backbone.
+
+Loss: cross-entropy. After two early stages, x becomes s_mix (x - m) / s + m_mix, where m and s are the means
+and standard deviations of its channels, and m_mix and s_mix their mixtures with those of another sample.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Generator, Tensor, nn
 
 from sourceward._util.errors import InputError
-from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Method
-from sourceward.training.methods.draws import beta, images, partners
+from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings
+from sourceward.training.methods.image_method import ImageBatch, ImageMethod
+from sourceward.training.methods.random_draws import beta, other_source_rows
 
-ALPHA, CHANCE, EPSILON = 0.1, 0.5, 1e-6
-"""The paper's."""
+ALPHA, PROBABILITY, EPSILON = 0.1, 0.5, 1e-6
+"""The paper's: of Beta(alpha, alpha), of mixing in a stage, and inside the square root."""
 STRIDES = (4, 8)
-"""After which reductions of the image: the first two stages of a ResNet, as in the paper."""
+"""Strides of the stages to mix after: the first two stages of a ResNet, as in the paper."""
 
 
 def mix_statistics(maps: Tensor, other: Tensor, share: Tensor) -> Tensor:
-    """Maps with each channel's mean and std mixed with those of another row; statistics take no gradient.
+    """Return maps whose channel means and stds are mixed with another row's; statistics take no gradient.
 
     Args:
         maps: (batch, channels, height, width).
-        other: (batch,) number of the other row.
-        share: (batch,) of its own statistics that a row keeps.
+        other: (batch,) index of the other row.
+        share: (batch,) weight of a row's own statistics.
     """
     var, mean = torch.var_mean(maps.detach().float(), (2, 3), keepdim=True)
     std = (var + EPSILON).sqrt()
@@ -34,39 +38,29 @@ def mix_statistics(maps: Tensor, other: Tensor, share: Tensor) -> Tensor:
 
 
 @FINETUNE_METHODS.register("mixstyle")
-class MixStyle(Method):
-    """MixStyle: after each of two early stages, with a chance of one half, the statistics of each row's maps
-    are mixed with those of a row of another source."""
+class MixStyle(ImageMethod):
+    """MixStyle: with probability 0.5 in each of two early stages, feature statistics of sources are mixed."""
 
     def __init__(self, settings: FineTuneSettings, backbone: nn.Module, sources: int, classes: int) -> None:
         super().__init__(settings, backbone, sources, classes)
-        self.sources, self.places = sources, stage_ends(backbone, STRIDES)
+        self.sources, self.stages = sources, stage_ends(backbone, STRIDES)
 
-    def loss(
-        self,
-        backbone: nn.Module,
-        head: nn.Module,
-        inputs: Any,
-        label: Tensor,
-        domain: Tensor,
-        generator: torch.Generator,
-    ) -> Tensor:
-        with self.mixing(backbone, domain, generator):
-            logits = head(backbone(images(inputs, "mixstyle")))
-        return cross_entropy(logits, label, label_smoothing=self.settings.label_smoothing)
+    def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
+        with self.mixing(backbone, batch.domain, generator):
+            logits = head(backbone(batch.images))
+        return self.cross_entropy(logits, batch.label)
 
     @contextmanager
-    def mixing(self, backbone: nn.Module, domain: Tensor, generator: torch.Generator) -> Iterator[None]:
-        """Hooks for as long as the batch takes: what is saved or evaluated knows nothing of them."""
+    def mixing(self, backbone: nn.Module, domain: Tensor, generator: Generator) -> Iterator[None]:
+        """Mix statistics while this lasts; the hooks are removed, so that no saved backbone has them."""
 
         def hook(module: nn.Module, args: Any, maps: Tensor) -> Tensor:
             share = beta(ALPHA, len(maps), generator)
-            active = torch.rand(1, generator=generator, device=maps.device) < CHANCE
-            return mix_statistics(
-                maps, partners(domain, self.sources, generator), torch.where(active, share, 1.0)
-            )
+            active = torch.rand(1, generator=generator, device=maps.device) < PROBABILITY
+            other = other_source_rows(domain, self.sources, generator)
+            return mix_statistics(maps, other, torch.where(active, share, 1.0))
 
-        handles = [backbone.get_submodule(place).register_forward_hook(hook) for place in self.places]
+        handles = [backbone.get_submodule(stage).register_forward_hook(hook) for stage in self.stages]
         try:
             yield
         finally:
@@ -75,30 +69,30 @@ class MixStyle(Method):
 
 
 def stage_ends(backbone: nn.Module, strides: tuple[int, ...]) -> list[str]:
-    """Names of the last modules whose maps are the image's side divided by each of `strides`."""
+    """Return the names of the last modules whose maps have each of `strides`."""
     size = getattr(getattr(backbone, "preprocessing", None), "size", None)
-    last: dict[int, str] = {}
-    if size is not None:
-        _watch(backbone, size, last)
-    places = [last[size[0] // stride] for stride in strides if size is not None and size[0] // stride in last]
-    if not places:
+    last = {} if size is None else _last_modules(backbone, size)
+    stages = [last[size[0] // stride] for stride in strides if size is not None and size[0] // stride in last]
+    if not stages:
         raise InputError(
-            "Fine-tuning by 'mixstyle' needs maps of an early stage, but this backbone has none. Use 'erm'."
+            "Fine-tuning by 'mixstyle' needs feature maps of an early stage, but this backbone has none. "
+            "Use 'erm'."
         )
-    return places
+    return stages
 
 
-def _watch(backbone: nn.Module, size: tuple[int, int], last: dict[int, str]) -> None:
-    """One pass over a blank image, for the height of every module's maps; the network stays as it was."""
+def _last_modules(backbone: nn.Module, size: tuple[int, int]) -> dict[int, str]:
+    """Return the last module for each height of maps, from one pass over a blank image."""
+    last: dict[int, str] = {}
 
-    def watcher(name: str) -> Any:
+    def recorder(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor) and output.ndim == 4 and output.shape[-1] > 1:
                 last[output.shape[-2]] = name
 
         return hook
 
-    handles = [m.register_forward_hook(watcher(name)) for name, m in backbone.named_modules() if name]
+    handles = [m.register_forward_hook(recorder(name)) for name, m in backbone.named_modules() if name]
     modes = {module: module.training for module in backbone.modules()}
     device = next(backbone.parameters()).device
     backbone.eval()
@@ -110,3 +104,4 @@ def _watch(backbone: nn.Module, size: tuple[int, int], last: dict[int, str]) -> 
             handle.remove()
         for module, mode in modes.items():
             module.training = mode
+    return last

@@ -1,21 +1,20 @@
-"""Support sets: the surest test features of each class, as T3A and TSD keep them."""
+"""The support set of T3A and TSD: the test features of each class with the lowest entropy."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from sourceward.adaptation.baselines.classifier import class_weights, entropy, log_vote, voter_logits
+from sourceward.adaptation.baselines.classifier import class_weights, ensemble_logits, entropy
+from sourceward.functional.voting import log_vote
 from sourceward.nn import Network
 
 
-class Supports:
-    """Features with the class and the entropy that the unadapted classifier gave them.
-
-    They start with the classifier's own weight vectors. Of each class the `keep` surest stay.
+class SupportSet:
+    """Features with the class and the entropy of their predictions, initially the classifier's class weights.
 
     Args:
-        network: whose classifier labels what is added.
-        keep: supports of each class (M in T3A); 0 keeps all.
+        network: whose classifier the set starts from.
+        keep: features kept of each class, those of lowest entropy (M in T3A); 0 keeps all.
     """
 
     def __init__(self, network: Network, keep: int) -> None:
@@ -25,28 +24,28 @@ class Supports:
         self.entropy = torch.zeros(0).to(network.scale)
         weights = class_weights(network).to(network.scale)
         with torch.no_grad():
-            self.add(weights, log_vote(voter_logits(network, weights)))
+            self.add(weights, log_vote(ensemble_logits(network, weights)))
 
     @torch.no_grad()
     def add(self, feature: Tensor, log_probability: Tensor) -> None:
-        """Join features with their answers, and let the least sure go."""
+        """Add features (batch, dim) with their predictions (batch, classes), then drop the least certain."""
         self.feature = torch.cat([self.feature, feature.detach()])
         self.label = torch.cat([self.label, log_probability.argmax(-1)])
         self.entropy = torch.cat([self.entropy, entropy(log_probability.detach())])
         if self.keep:
-            kept = surest(self.entropy, self.label, self.classes, self.keep)
+            kept = lowest_entropy(self.entropy, self.label, self.classes, self.keep)
             self.feature, self.label, self.entropy = self.feature[kept], self.label[kept], self.entropy[kept]
 
     def prototypes(self) -> Tensor:
-        """The direction of each class: the normalised sum of its normalised supports, (classes, dim)."""
+        """Return the unit vector along the sum of each class's normalised features: (classes, dim)."""
         member = one_hot(self.label, self.classes).to(self.feature.dtype)
         return normalize(member.T @ normalize(self.feature, dim=1), dim=1)
 
 
-def surest(entropy: Tensor, label: Tensor, classes: int, keep: int) -> Tensor:
-    """Rows among the `keep` of least entropy in their class; the earlier one where two are alike.
+def lowest_entropy(entropy: Tensor, label: Tensor, classes: int, keep: int) -> Tensor:
+    """Return the rows among the `keep` of lowest entropy in their class; the earlier one of a tie.
 
-    >>> surest(torch.tensor([0.3, 0.1, 0.2, 0.9]), torch.tensor([0, 0, 0, 1]), 2, 2).tolist()
+    >>> lowest_entropy(torch.tensor([0.3, 0.1, 0.2, 0.9]), torch.tensor([0, 0, 0, 1]), 2, 2).tolist()
     [1, 2, 3]
     """
     order = entropy.argsort(stable=True)

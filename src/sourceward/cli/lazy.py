@@ -1,0 +1,25 @@
+"""A command group that imports a subcommand when it runs."""
+
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+
+class LazyGroup(TyperGroup):
+    """Lists placeholders with their help texts, and imports the one command that is to run.
+
+    A placeholder `name` stands for the function `name` of the module `sourceward.cli.name`.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)  # an unknown name is an error here
+        return name, command if name is None else load_command(name), rest
+
+
+def load_command(name: str) -> Any:
+    """Import the module of a subcommand and return its command."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(name)(getattr(import_module(f"sourceward.cli.{name}"), name))
+    return typer.main.get_command(app)

@@ -1,0 +1,62 @@
+"""Training batches: as many rows of every source, drawn with replacement."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sourceward.functional.negatives import Batch
+
+Inputs = Tensor | dict[str, Tensor]
+"""What a backbone takes: images, features, or tokens by name."""
+
+
+class Feed(Protocol):
+    """Draws a batch: every source's inputs and labels, and shifted samples when there are any."""
+
+    def __call__(self, generator: torch.Generator) -> Batch: ...
+
+
+class ResidentFeed:
+    """Draws batches from tensors that lie on the device.
+
+    Args:
+        inputs: one tensor per source, (rows, ...).
+        labels: one tensor per source, (rows,).
+        batch_size: rows of each source.
+        shifted: (inputs, labels) of no source: more negatives.
+        prepare: turns drawn rows (sources x batch, ...) into what the backbone takes, e.g. augmented images.
+    """
+
+    def __init__(
+        self,
+        inputs: list[Tensor],
+        labels: list[Tensor],
+        batch_size: int,
+        shifted: tuple[Tensor, Tensor] | None = None,
+        prepare: Callable[[Tensor, torch.Generator], Inputs] | None = None,
+    ) -> None:
+        self.inputs, self.labels, self.batch_size = inputs, labels, batch_size
+        self.shifted, self.prepare = shifted, prepare
+
+    def __call__(self, generator: torch.Generator) -> Batch:
+        rows = [self._rows(len(x), x.device, generator) for x in self.inputs]
+        inputs: Any = torch.stack([x[i] for x, i in zip(self.inputs, rows)])
+        labels = torch.stack([y[i] for y, i in zip(self.labels, rows)])
+        if self.prepare is not None:
+            inputs = unflatten(self.prepare(inputs.flatten(0, 1), generator), inputs.shape[:2])
+        if self.shifted is None:
+            return Batch(inputs, labels)
+        i = self._rows(len(self.shifted[0]), inputs.device, generator)
+        return Batch(inputs, labels, self.shifted[0][i], self.shifted[1][i])
+
+    def _rows(self, length: int, device: torch.device, generator: torch.Generator) -> Tensor:
+        return torch.randint(length, (self.batch_size,), generator=generator, device=device)
+
+
+def unflatten(inputs: Inputs, shape: tuple[int, int]) -> Inputs:
+    """(sources x batch, ...) to (sources, batch, ...)."""
+    if isinstance(inputs, dict):
+        return {name: value.unflatten(0, shape) for name, value in inputs.items()}
+    return inputs.unflatten(0, shape)

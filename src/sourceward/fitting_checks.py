@@ -1,0 +1,114 @@
+"""Checks and preparations of `fit`, before any work."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sourceward._util.devices import Processes
+from sourceward._util.errors import InputError
+from sourceward._util.storage import tensor_hash
+from sourceward.data import DomainDataset
+from sourceward.data.corruptions import SMALLEST_SIDE
+from sourceward.data.diagnosis import BROKEN, refuse
+from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
+from sourceward.settings import AUTO
+from sourceward.training.configuration import NONE, FitSettings
+from sourceward.validation.crossfit import statistics_layers
+
+
+def select_sources(dataset: DomainDataset, target: str | Sequence[str], allow_missing: bool) -> DomainDataset:
+    """The domains to train on, or why they cannot be."""
+    left_out = ((target,) if isinstance(target, str) else tuple(target)) or dataset.targets
+    sources = dataset.without(left_out) if left_out else dataset
+    broken = tuple(p for p in sources.problems if p.kind in BROKEN)
+    refusals = refuse(sources, broken, allow_missing)
+    if refusals:
+        raise InputError(f"{refusals[0].reason} {refusals[0].fix}")
+    return sources
+
+
+def make_backbone(
+    sources: DomainDataset, spec: Any, weights: Any, settings: FitSettings, trains: bool, seed: int
+) -> Backbone | None:
+    if sources.kind == "features":
+        if spec is not None:
+            raise InputError(f"Features need no backbone, but {spec!r} was given. Leave it out.")
+        return None
+    spec = spec or ("timm:resnet18" if sources.kind == "image" else "hf:distilbert-base-uncased")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # of weights that start at random
+        options = {"image_size": settings.image_size, "max_length": settings.max_length}
+        backbone = create_backbone(spec, weights=weights, **options)  # type: ignore[arg-type]
+    held = (settings.finetune if settings.recipe == "two-stage" else settings).freeze_batchnorm
+    crop = settings.crop_fraction
+    if isinstance(backbone.preprocessing, ImagePreprocessing) and crop is not None:
+        backbone.preprocessing = replace(backbone.preprocessing, crop_fraction=crop)
+    return backbone.freeze_batchnorm(not trains or held)
+
+
+def check_settings(
+    sources: DomainDataset, backbone: Backbone | None, settings: FitSettings, trains: bool
+) -> None:
+    """Refuse settings that this data or this backbone cannot use."""
+    _check_shifts(sources, backbone, settings, trains)
+    if settings.tta in (AUTO, NONE):
+        return
+    if backbone is None or backbone.kind != "image":
+        raise InputError("`tta` transforms images, and the data holds none: leave it out.")
+    if "adain" in settings.tta and not trains:
+        raise InputError(
+            "`tta=adain` needs a trained backbone: leave --freeze out, or name other transforms."
+        )
+    if "adain" in settings.tta and not statistics_layers(backbone.eval()):
+        raise InputError(f"{backbone.spec} has no early feature maps for `adain`: name other transforms.")
+
+
+def _check_shifts(
+    sources: DomainDataset, backbone: Backbone | None, settings: FitSettings, trains: bool
+) -> None:
+    """Refuse a single source whose images cannot be corrupted."""
+    if backbone is None or not settings.corrupts(sources.kind, len(sources.domain_names)):
+        return
+    if trains and settings.recipe == "joint":
+        raise InputError(
+            "With one source, the recipe 'joint' takes negatives from noise only: set `shifts=noise`, or leave "
+            "`recipe=two-stage`."
+        )
+    size = getattr(backbone.preprocessing, "size", (SMALLEST_SIDE, SMALLEST_SIDE))
+    if min(size) < SMALLEST_SIDE:
+        raise InputError(
+            f"Images of {min(size)} pixels are too small to corrupt for the negatives of a single source: set "
+            f"`image_size={SMALLEST_SIDE}` or more, or `shifts=noise`."
+        )
+
+
+def configuration_of(
+    sources: DomainDataset,
+    backbone: Backbone | None,
+    freeze: bool,
+    settings: FitSettings,
+    seed: int,
+    processes: Processes,
+) -> dict[str, Any]:
+    """Everything the result depends on; two runs with the same one are the same run."""
+    return {
+        "data": {
+            "name": Path(sources.name).name,
+            "fingerprint": sources.fingerprint(),
+            "sources": list(sources.domain_names),
+            "classes": list(sources.classes),
+            "samples": len(sources),
+        },
+        "training": {
+            "backbone": None if backbone is None else backbone.spec,
+            "preprocessing": None if backbone is None else backbone.preprocessing.to_dict(),
+            "weights": None if backbone is None else tensor_hash(backbone.state_dict()),
+            "freeze": freeze,
+            "seed": seed,
+            "processes": processes.count,
+            "settings": settings.to_dict(),
+        },
+    }

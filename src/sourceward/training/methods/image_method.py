@@ -1,0 +1,44 @@
+"""The contract of a fine-tuning method for images."""
+
+from typing import Any, NamedTuple
+
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sourceward._util.errors import InputError
+from sourceward.training.finetune import Method
+
+
+class ImageBatch(NamedTuple):
+    """Normalised images (batch, 3, height, width) with class and source (batch,), sorted by source."""
+
+    images: Tensor
+    label: Tensor
+    domain: Tensor
+
+
+class ImageMethod(Method):
+    """A method whose loss is defined for images; it refuses texts."""
+
+    def loss(
+        self,
+        backbone: nn.Module,
+        head: nn.Module,
+        inputs: Any,
+        label: Tensor,
+        domain: Tensor,
+        generator: Generator,
+    ) -> Tensor:
+        if not isinstance(inputs, Tensor) or inputs.ndim != 4:
+            name = self.settings.method
+            raise InputError(f"Fine-tuning by {name!r} needs images, but the data holds texts. Use 'erm'.")
+        return self.image_loss(backbone, head, ImageBatch(inputs, label, domain), generator)
+
+    def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
+        """Return the number to minimise; see `Method.loss`."""
+        raise NotImplementedError
+
+    def cross_entropy(self, logits: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
+        """Return the cross-entropy with the label smoothing of the settings."""
+        smoothing = self.settings.label_smoothing
+        return cross_entropy(logits, label, reduction=reduction, label_smoothing=smoothing)

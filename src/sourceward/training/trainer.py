@@ -1,0 +1,152 @@
+"""`Trainer`: Algorithm 1, an iteration at a time."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sourceward._util.devices import ALONE, Processes
+from sourceward._util.errors import InputError, TrainingError
+from sourceward.algorithm import objective
+from sourceward.data.feeds import Feed
+from sourceward.functional import Loss, class_centers
+from sourceward.functional.negatives import Batch, jitter
+from sourceward.nn import Network, ReplayBuffer
+from sourceward.settings import LoopSettings, TrainSettings
+from sourceward.training.learner import CHECK_EVERY, Learner, flat
+
+CENTER_RATE = 0.1
+"""Rate at which the stored class centres follow those of a batch while the backbone trains."""
+
+
+class Trainer(Learner):
+    """Trains a network by Algorithm 1, with everything that must survive a kill.
+
+    Args:
+        network: initialised; trained in place.
+        loop: optimisation settings.
+        settings: of the objective.
+        kl_weight: weight of KL(q(z|d) || p(z|x)) in eq. 10.
+        seed: of batches, noise and dropout.
+        processes: that train together; each draws its own batches, gradients are averaged.
+        bf16: run the backbone in bfloat16; heads and energies stay in float32.
+        compile: let torch.compile fuse what lies between convolutions, on CUDA; pays for long trainings.
+    """
+
+    modules = ("network", "average", "replay")
+
+    def __init__(
+        self,
+        network: Network,
+        loop: LoopSettings,
+        settings: TrainSettings,
+        kl_weight: float,
+        seed: int = 0,
+        *,
+        processes: Processes = ALONE,
+        bf16: bool = False,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(network, loop, seed, processes=processes, bf16=bf16)
+        self.settings, self.coefficients = settings, settings.coefficients(kl_weight)
+        self._encode: Callable[[Any], Tensor] = network.features
+        if compile and self.device.type == "cuda" and network.backbone is not None:
+            self._encode = torch.compile(network.features, dynamic=False)
+        per_class = min(500, math.ceil(3500 / network.classes))  # 500 for the 7 classes of PACS
+        self.replay = ReplayBuffer(network.sources, network.classes, network.dim, per_class).to(self.device)
+
+    def step(self, feed: Feed) -> Loss:
+        """One iteration."""
+        batch = feed(self.generator)
+        _, (loss, feature) = self.gradients(self._losses, batch, self.replay.buffers())
+        loss = Loss(*(part.detach().clone() for part in loss))  # the next replay writes to the same place
+        if self.iteration % CHECK_EVERY == 0:
+            _check(loss, feature, self.iteration)
+        self.apply_gradients()
+        if self.iteration == self.loop.max_iter:
+            _check_finite(self.average, self.iteration)
+        return loss
+
+    def _losses(self, batch: Batch) -> tuple[Tensor, tuple[Loss, Tensor]]:
+        """The loss, its parts and the features of a batch."""
+        with self.autocast:
+            shifted = self._noisy_inputs(batch) if batch.shifted is None else batch.shifted
+            batch = batch._replace(feature=_features(self._encode, batch.feature))
+            if shifted is not None:
+                batch = self._with_shifted(batch, shifted)
+        if self.network.backbone is not None:
+            self._refresh_centers(batch.feature.detach(), batch.label)
+        loss = objective(self.network, self.replay, batch, self.settings, self.coefficients, self.generator)
+        return loss.total, (loss, batch.feature)
+
+    def _noisy_inputs(self, batch: Batch) -> Tensor | None:
+        """Inputs of a single source under noise, as negatives; None unless `input_noise` is set."""
+        std, inputs = self.settings.input_noise, batch.feature
+        if not std or self.network.backbone is None or len(batch.label) > 1:
+            return None
+        if not isinstance(inputs, Tensor):
+            raise InputError("Expected images for `input_noise`, but got tokens, which take no noise.")
+        return jitter(inputs.flatten(0, 1), std, self.generator)
+
+    def _with_shifted(self, batch: Batch, shifted: Tensor) -> Batch:
+        """Add features of shifted samples; noisy inputs of a single source come with noisy features, too."""
+        with torch.no_grad():
+            feature = self.network.features(shifted).float()
+        if batch.shifted is None:
+            own = jitter(batch.feature.detach().flatten(0, 1), self.settings.shift_noise, self.generator)
+            label = batch.label.flatten()
+            return batch._replace(shifted=torch.cat([feature, own]), shifted_label=torch.cat([label, label]))
+        return batch._replace(shifted=feature)
+
+    @torch.no_grad()
+    def _refresh_centers(self, feature: Tensor, label: Tensor) -> None:
+        """Let the stored class centres follow a backbone in training: they replace classes missing in a batch."""
+        centers, count = class_centers(feature, label, self.network.classes)
+        rate = CENTER_RATE * (count > 0).unsqueeze(-1)
+        self.network.centers.lerp_(centers, rate.to(centers.dtype))
+
+    def parts(self, loss: Loss) -> dict[str, float]:
+        """Terms of the loss for the log, with the energy gap (negatives minus positives)."""
+        parts = dict(zip(Loss._fields, torch.stack(list(loss)).tolist()))
+        return parts | {"energy_gap": -parts["contrast"]}
+
+
+def _features(encode: Callable[[Any], Tensor], inputs: Any) -> Tensor:
+    """(sources, batch, ...) inputs to (sources, batch, dim): one backbone pass over all sources."""
+    shape = (next(iter(inputs.values())) if isinstance(inputs, dict) else inputs).shape[:2]
+    return encode(flat(inputs)).unflatten(0, shape)
+
+
+@torch.no_grad()
+def _check_finite(network: Network, iteration: int) -> None:
+    """The last update may have broken what the last loss could not show."""
+    if not all(bool(torch.isfinite(p).all()) for p in network.parameters()):
+        raise TrainingError(
+            f"Weights are no longer finite at iteration {iteration}. Lower `learning_rate` or `energy_learning_rate`."
+        )
+
+
+def _check(loss: Loss, feature: Tensor, iteration: int) -> None:
+    """Stop with a reason rather than go on with nonsense."""
+    norm = feature.detach().norm(dim=-1).mean().item() / feature.shape[-1] ** 0.5
+    if not math.isfinite(norm) or not math.isfinite(loss.classify.item()):
+        raise TrainingError(
+            f"Features or classifier are no longer finite at iteration {iteration}. "
+            "Lower `learning_rate` or `backbone_rate`, or look for extreme values in the features."
+        )
+    if norm < 0.01:
+        raise TrainingError(
+            f"Features collapsed to zero at iteration {iteration}: their norm is {norm:.1e} of what it was. "
+            "Lower `backbone_rate`, or freeze the backbone."
+        )
+    if iteration >= 5 * CHECK_EVERY and abs(loss.contrast.item()) < 1e-8:
+        raise TrainingError(
+            f"Every sample has the same energy at iteration {iteration}: there is no gradient to follow. "
+            "Lower `energy_learning_rate`, or train with a smaller step size."
+        )
+    if not math.isfinite(loss.total.item()):
+        raise TrainingError(
+            f"The energy diverged at iteration {iteration}. Lower `energy_learning_rate` or the training step size."
+        )

@@ -1,0 +1,40 @@
+"""`ExpectedGain`: the change of accuracy to expect on an unseen domain."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ExpectedGain:
+    """Gain of accuracy by adaptation, estimated by leave-one-domain-out validation; shares of 1."""
+
+    gain: float
+    """Mean over the held-out sources."""
+    low: float
+    high: float
+    """95 % interval, over held-out sources and their samples."""
+    per_source: dict[str, float]
+    """Gain on each source when it was held out."""
+    unadapted: float
+    """Mean accuracy on the held-out sources without adaptation."""
+    num_steps: int
+    """Langevin steps that were chosen."""
+    adapts: bool
+    """Whether adaptation is on."""
+    tta: str = ""
+    """Transforms of test-time augmentation that were chosen."""
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in self.per_source.items())
+        if not self.adapts:
+            return f"adaptation is off: it did not help on held-out sources ({parts})"
+        how = " and ".join(
+            part for part in (f"{self.num_steps} steps" * bool(self.num_steps), self.tta) if part
+        )
+        return (
+            f"{100 * self.gain:+.1f} points (95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}) "
+            f"with {how or 'energy weights'}; held-out sources: {parts}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
