@@ -7,10 +7,10 @@ from torch.nn.functional import cross_entropy
 
 from sourceward._util.errors import InputError
 from sourceward.data.augmix import augmix as augmix_copy
+from sourceward.data.feeds import ResidentFeed
 from sourceward.nn.backbones import Backbone, create_backbone
 from sourceward.nn.backbones.backbone import ROTATION
 from sourceward.training.finetune import FINETUNE_METHODS, Classifier, FineTuner, FineTuneSettings
-from sourceward.training.loop import ResidentFeed
 from sourceward.training.methods import augmix, mixing, mixstyle
 from sourceward.training.methods.random_draws import beta, other_source_rows, permutation
 from tests.helpers import make_generator
