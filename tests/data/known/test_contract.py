@@ -108,7 +108,7 @@ SMALLER = {f"corrupted_{name}mnist": {"clean": 60, "per_domain": 30} for name in
 
 
 @pytest.mark.parametrize("name", list(DATASETS))
-def test_entry_says_what_where_and_how(name):
+def test_entry_has_description_location_and_layout(name):
     entry = DATASETS[name]
     assert entry.name == name
     assert min(len(entry.about), len(entry.where), len(entry.layout)) > 30
