@@ -12,7 +12,8 @@ from sourceward._util.errors import InputError, TrainingError
 from sourceward._util.storage import tensor_hash
 from sourceward.data import open_dataset
 from sourceward.data.features import extract_features
-from sourceward.fitting import arrange, fit
+from sourceward.data.split import split_sources
+from sourceward.fitting import fit
 from sourceward.model import load
 from sourceward.training.finetune import FineTuner
 from sourceward.training.joint import Run
@@ -180,7 +181,7 @@ def test_streamed_images_train_and_resume_like_resident_ones_do(tmp_path, monkey
 
 def test_arranged_rows_train_or_validate_source_by_source():
     data = tiny_images()
-    arranged, train, val = arrange(data)
+    arranged, train, val = split_sources(data)
     assert sorted(arranged.ids) == sorted(data.ids)
     for parts in (train, val):
         for source, rows in enumerate(parts):

@@ -7,7 +7,7 @@ import torch
 from sourceward._util.storage import tensor_hash
 from sourceward.data.features import corrupted_features
 from sourceward.data.loading import Resident
-from sourceward.fitting import arrange
+from sourceward.data.split import split_sources
 from sourceward.training.loop import ResidentFeed
 from tests.tiny_runs import (
     fit_tiny,
@@ -27,7 +27,7 @@ def test_a_lone_source_practises_on_corrupted_copies(options, tmp_path, monkeypa
     model = fit_tiny(tiny_images(), tmp_path / "run", target=("b", "c"), settings=LONE, **options)
     assert model.sources == ("a",)
     feature, label = seen[-1]
-    count = 4 * arrange(tiny_images().of_domains("a"))[1][-1].stop
+    count = 4 * split_sources(tiny_images().of_domains("a"))[1][-1].stop
     assert feature.shape == (count, 16)
     assert label.shape == (count,)
     noisy = fit_tiny(

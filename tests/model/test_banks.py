@@ -3,7 +3,7 @@ import pytest
 
 from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
-from sourceward.fitting import arrange
+from sourceward.data.split import split_sources
 from sourceward.model import load
 from sourceward.model.banks import save_features
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
@@ -20,7 +20,10 @@ def test_a_bank_is_a_dataset_of_what_the_heads_saw(tiny_run, tmp_path):
     raw = model.network.raw(model.features(data.items)).numpy()
     np.testing.assert_allclose(bank.items, raw, rtol=2e-3, atol=1e-3)
     held = {bank.ids[row] for row in bank.without("c").train_val_indices()[1]}
-    assert len(held) == arrange(data.without("c"))[2][-1].stop - arrange(data.without("c"))[1][-1].stop
+    assert (
+        len(held)
+        == split_sources(data.without("c"))[2][-1].stop - split_sources(data.without("c"))[1][-1].stop
+    )
     fit_tiny(bank, tmp_path / "again")
 
 
