@@ -1,11 +1,18 @@
 """Small random parts that several tests need."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from sourceward.data.feeds import Feed
 from sourceward.functional import EnergyWeights, energy, energy_and_grad, latent_bias
+from sourceward.nn import Network
 from sourceward.samplers import Target
+from sourceward.settings import LoopSettings, TrainSettings
+from sourceward.training.loop import Training
+from sourceward.training.trainer import Trainer
 
 
 def make_generator(seed: int = 0) -> torch.Generator:
@@ -85,7 +92,22 @@ QUICK = {
     "max_iter": 30,
     "batch_size": 24,
     "learning_rate": 0.03,
-    "train_steps": 3,
-    "chains": 8,
+    "train": {"num_steps": 3, "chains": 8},
 }
 """Settings of an estimator that fits `make_domains` in a fraction of a second."""
+
+
+def train(
+    network: Network,
+    feed: Feed,
+    loop: LoopSettings,
+    settings: TrainSettings,
+    *,
+    kl_weight: float = 0.02,
+    seed: int = 0,
+    **options: Any,
+) -> Network:
+    """Train a network by Algorithm 1 in the one training loop; `options` are those of `Training`."""
+    trainer = Trainer(network, loop, settings, kl_weight, seed)
+    rows = loop.batch_size * network.sources
+    return Training(trainer, lambda start: feed, rows, progress=False, **options).run()

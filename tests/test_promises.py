@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from sourceward import AdaptationResult, EnergyAdapter, InputError, create_adapter
 from sourceward.adaptation import EnergyAdaptation
+from sourceward.data.feeds import ResidentFeed
 from sourceward.estimator.sources import held_out
 from sourceward.functional import energy, latent_bias
 from sourceward.nn import Network, folded
 from sourceward.nn.network import VOICES
 from sourceward.samplers import SAMPLERS, StepSettings
 from sourceward.settings import AdaptSettings
-from sourceward.training.loop import ResidentFeed
 from tests.helpers import QUICK, make_domains, make_generator
 
 X, Y, SOURCE = make_domains()
@@ -89,7 +89,7 @@ ways = st.sampled_from(
         {"noise_std": 0.3},
         {"num_draws": 3},
         {"sampler": "nesterov", "aggregation": "closest"},
-        {"sampler": "textbook", "step_size": 0.05, "accept": "metropolis", "aggregation": "cosine"},
+        {"sampler": "mala", "step_size": 0.05, "aggregation": "cosine"},
     ]
 )
 
@@ -200,7 +200,7 @@ def test_promise_6_stopped_anywhere_it_ends_with_the_same_bits(tmp_path, monkeyp
 
 SCRIPT = """
 from sourceward import EnergyAdapter
-from sourceward.training.loop import ResidentFeed
+from sourceward.data.feeds import ResidentFeed
 from tests.helpers import QUICK, make_domains
 import torch, sys
 torch.set_num_threads(1)
@@ -230,7 +230,7 @@ def test_promise_6_sigkill(tmp_path):
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sourceward.training.loop.Trainer.step", stop)
+        patch.setattr("sourceward.training.trainer.Trainer.step", stop)
         with pytest.raises(Killed):
             fitted(max_iter=100_000, checkpoint=checkpoint)
         with pytest.raises(Killed):
@@ -262,7 +262,7 @@ def feed_of(rows: np.ndarray, label: np.ndarray, source: np.ndarray) -> Resident
     [
         {"max_iter": 31},
         {"random_state": 1},
-        {"kl": 0.5},
+        {"kl_weight": 0.5},
         {"head": "linear"},
         {"learning_rate": 0.02},
     ],
@@ -286,13 +286,15 @@ def test_promise_6_a_checkpoint_of_other_data_is_refused(tmp_path):
         est.fit(X, Y, sample_domain=SOURCE, X_shifted=X, y_shifted=Y)
 
 
-@pytest.mark.parametrize("sampler", list(SAMPLERS))
+CHECKED = [name for name in SAMPLERS if name not in ("langevin_unchecked", "mala")]
+"""Samplers that take no step which raises the energy; Metropolis takes some of them by chance."""
+
+
+@pytest.mark.parametrize("sampler", CHECKED)
 def test_promise_8_energy_never_rises_along_an_accepted_chain(est, sampler):
-    """Energies are computed again from the points of the walk, not taken from what the walk reports."""
+    """Energies are computed again from the points of the chain, not taken from what it reports."""
     params = est.get_params()
-    est.set_params(
-        num_steps=15, sampler=sampler, noise_std=0.05, step_size=0.5 if sampler == "textbook" else 20
-    )
+    est.set_params(num_steps=15, sampler=sampler, noise_std=0.05, step_size=20)
     adapted = est.adapt(TARGET, trajectory=True)
     est.set_params(**params)
     network = est.network_
@@ -304,7 +306,7 @@ def test_promise_8_energy_never_rises_along_an_accepted_chain(est, sampler):
         energies = torch.stack([energy(weights, x, latent_bias(weights, latent)) for x in points])
     # Back to the units of the input and here again costs a few bits.
     assert (energies[1:] - energies[:-1]).max() < 1e-5
-    assert (energies[-1] < energies[0] - 1e-4).float().mean() > 0.5, "the walk has to go somewhere"
+    assert (energies[-1] < energies[0] - 1e-4).float().mean() > 0.5, "the chain has to go somewhere"
     np.testing.assert_allclose(energies[0].T, adapted.energy_before, atol=1e-5)
     np.testing.assert_allclose(energies[-1].T, adapted.energy_after, atol=1e-5)
     np.testing.assert_allclose(adapted.trajectory[:, -1], adapted.features, atol=1e-5)

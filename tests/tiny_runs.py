@@ -11,14 +11,14 @@ from sourceward.data import DomainDataset
 from sourceward.data.dataset import build
 from sourceward.fitting import fit
 from sourceward.model import Model
-from sourceward.training.loop import Trainer
+from sourceward.training.trainer import Trainer
 
 TINY = {
     "max_iter": 12,
     "batch_size": 6,
-    "train_steps": 2,
+    "train.num_steps": 2,
     "num_steps": 2,
-    "chains": 4,
+    "train.chains": 4,
 }
 OFTEN = {"checkpoint_every": 5, "evaluate_every": 6}
 FINETUNE = {f"finetune.{name}": value for name, value in {"max_iter": 12, "batch_size": 6, **OFTEN}.items()}
@@ -94,11 +94,12 @@ def fit_tiny(data: object, out: Path, **options: object) -> Model:
     """`fit` with settings of seconds; images go through the tiny convolutional backbone."""
     kind = getattr(data, "kind", "image")
     given: dict = options.pop("settings", {})  # type: ignore[assignment]
-    two_stage = kind != "features" and not options.get("freeze") and given.get("recipe") != "joint"
+    trains = kind != "features" and not options.get("freeze")
+    often = (OFTEN if given.get("recipe") == "joint" else FINETUNE) if trains else {}
     if kind != "features":
         options = {"backbone": "tiny:conv" if kind == "image" else "tiny:text", "weights": None, **options}
     size = {"image_size": 16} if kind == "image" else {}
-    settings = {**TINY, **size, **(FINETUNE if two_stage else OFTEN), **given}
+    settings = {**TINY, **size, **often, **given}
     options.setdefault("target", "c")
     return fit(data, out=out, settings=settings, device="cpu", **options)  # type: ignore[arg-type]
 

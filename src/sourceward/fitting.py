@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sourceward._util.cost import Meter
 from sourceward._util.devices import choose_device, join_processes
-from sourceward._util.errors import InputError
+from sourceward._util.errors import CheckpointError, InputError
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.features import corrupted_features, extract_corrupted, extract_features
@@ -152,7 +152,7 @@ def _joint(data: SourceData, backbone: Backbone, context: Context, info: dict[st
     adapter.set_network(network.eval().requires_grad_(False), settings.adapt())
     network.amplitudes = source_amplitudes(*_training_rows(data.dataset, settings), backbone, context.device)
     network.feature_statistics = source_statistics(backbone, data.samples, data.train)
-    info["cost"] = {"joint": cost}
+    info["cost"], info["expected_gain"] = {"joint": cost}, None
     info["metrics"] = scores | {"seconds": context.seconds()}
     tta = "" if settings.tta in (AUTO, NONE) else settings.tta
     return Model(adapter, tta, info)
@@ -244,9 +244,19 @@ def _fit_adapter(
     folds = None if folds is None else (_renumbered(fold, number) for fold in folds)
     classes = np.array([sources.classes[code] for code in known.tolist()])
     adapter = _estimator(context, checkpoint)
-    if settings.num_steps == AUTO and folds is None:  # nothing to validate on
+    if folds is None:  # nothing to validate on
         folds = iter(())
-    adapter.fit_sources(parts, sources.domain_names, classes, shifted, folds=folds, tta=tuple(transforms))
+
+    def train() -> None:
+        adapter.fit_sources(parts, sources.domain_names, classes, shifted, folds=folds, tta=tuple(transforms))
+
+    try:
+        train()
+    except CheckpointError as error:
+        if error.path != checkpoint:
+            raise
+        checkpoint.unlink()  # this training is short; no fold has been drawn yet
+        train()
     tta = adapter.tta_ if settings.tta == AUTO else ("" if settings.tta == NONE else settings.tta)
     gain = adapter.expected_gain_
     info["expected_gain"] = None if gain is None else gain.to_dict()

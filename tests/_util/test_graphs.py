@@ -8,11 +8,12 @@ import torch
 
 from sourceward._util import graphs
 from sourceward.algorithm import Batch
+from sourceward.data.feeds import ResidentFeed
 from sourceward.nn.backbones import create_backbone
 from sourceward.settings import LoopSettings
 from sourceward.training import learner
 from sourceward.training.finetune import Classifier, FineTuner, FineTuneSettings
-from sourceward.training.loop import ResidentFeed, Trainer
+from sourceward.training.trainer import Trainer
 from tests.training.test_loop import FEED, INPUTS, LABELS, SHORT, make_network
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
@@ -38,7 +39,7 @@ class Rehearsed(graphs.LossGraph):
 
 
 def trained(feed=FEED, iterations=5, captured=False, device="cpu"):
-    trainer = Trainer(make_network().to(device).train(), LoopSettings(max_iter=9), SHORT, seed=3)
+    trainer = Trainer(make_network().to(device).train(), LoopSettings(max_iter=9), SHORT, 0.1, seed=3)
     trainer._capturable = captured
     losses = [trainer.step(feed) for _ in range(iterations)]
     return trainer, losses
@@ -186,7 +187,7 @@ def test_captured_training_on_cuda_is_the_eager_one_and_resumes():
         atol = 3e-2 if name.endswith("latent.mean.bias") else 1e-4
         torch.testing.assert_close(value, eager[name], rtol=1e-3, atol=atol, msg=name)
     half, _ = trained(feed, 2, captured=True, device="cuda")
-    again = Trainer(make_network().cuda().train(), LoopSettings(max_iter=9), SHORT, seed=3)
+    again = Trainer(make_network().cuda().train(), LoopSettings(max_iter=9), SHORT, 0.1, seed=3)
     again.load_state_dict({k: v.clone() for k, v in half.state_dict().items()}, 2)
     for _ in range(3):
         again.step(feed)

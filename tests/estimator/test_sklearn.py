@@ -16,7 +16,11 @@ from tests.helpers import QUICK, make_domains
 X, Y, SOURCE = make_domains()
 
 CHECKED = EnergyAdapter(
-    num_steps=1, max_iter=40, batch_size=32, learning_rate=0.2, average=0.8, train_steps=1, chains=8
+    num_steps=1,
+    max_iter=40,
+    batch_size=32,
+    learning_rate=0.2,
+    train={"average": 0.8, "num_steps": 1, "chains": 8},
 )
 """Few, large steps: the checks fit two features a hundred times, and want 83 % of three blobs right."""
 
@@ -57,12 +61,12 @@ def test_pipeline_passes_the_domains_through():
 
 
 def test_grid_search_over_test_time_and_training_settings(tmp_path):
-    grid = {"num_steps": np.array([0, 2]), "kl": np.array([0.01])}
+    grid = {"num_steps": np.array([0, 2]), "kl_weight": np.array([0.01])}
     search = GridSearchCV(quick(max_iter=5), grid, cv=2).fit(X, Y, sample_domain=SOURCE)
     assert search.best_params_["num_steps"] in (0, 2)
     # Numbers of a grid are NumPy's; the file takes them as plain ones.
     search.best_estimator_.save(tmp_path / "est")
-    assert EnergyAdapter.load(tmp_path / "est").kl == 0.01
+    assert EnergyAdapter.load(tmp_path / "est").kl_weight == 0.01
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_test_time_settings_hold_from_the_next_prediction_on():
         {"sampler": "nesterov"},
         {"num_draws": 2},
         {"aggregation": "confident"},
-        {"accept": "always", "step_size": 500.0},
+        {"sampler": "langevin_unchecked", "step_size": 500.0},
     ):
         seen.append(est.set_params(**change).predict_proba(X))
         assert not np.array_equal(seen[-1], seen[-2]), change

@@ -1,4 +1,4 @@
-"""The distilled: one map that ends about where a long chain does, kept and found again with the model."""
+"""The distilled one-step sampler: it ends about where a long chain does, and is saved with the model."""
 
 import copy
 
@@ -9,7 +9,7 @@ import torch
 from sourceward import EnergyAdapter, InputError
 from sourceward.fitting import fit
 from sourceward.functional import row_keys
-from sourceward.functional.distilled import DistilledWeights, StartPoint, distilled
+from sourceward.functional.distilled import DistilledWeights, StartPoint, distilled_step
 from sourceward.model import load
 from sourceward.nn import DistilledStep, folded
 from sourceward.samplers import StepSettings, run_chain
@@ -26,7 +26,7 @@ def fitted(**params) -> EnergyAdapter:
 
 @pytest.fixture(scope="module")
 def est() -> EnergyAdapter:
-    return fitted(sampler="distilled", num_steps=1, distilled_steps=30)
+    return fitted(sampler="distilled", num_steps=1, train=QUICK["train"] | {"distilled_steps": 30})
 
 
 def ends(est: EnergyAdapter, sampler: str, num_steps: int):
@@ -35,7 +35,7 @@ def ends(est: EnergyAdapter, sampler: str, num_steps: int):
 
 
 def test_it_ends_about_where_the_chain_does(est):
-    """From samples of the sources, each of which is a stranger to the others' energies."""
+    """From samples of the sources, most of them under the energy of another source."""
     network, step = est.network_, StepSettings(noise_std=0.0)
     feature = network.features(torch.from_numpy(X.astype(np.float32)))
     fold = folded(network)
@@ -44,26 +44,26 @@ def test_it_ends_about_where_the_chain_does(est):
     at, keys = StartPoint.of(fold.energy, start, bias), row_keys(feature)
     end = run_chain("langevin", start, fold.energy, bias, step, 30, keys).feature
 
-    def left(leaping: DistilledStep) -> float:
-        """Of the way."""
-        apart = distilled(leaping.weights(), at) - end
+    def left(step: DistilledStep) -> float:
+        """Share of the distance that is left."""
+        apart = distilled_step(step.weights(), at) - end
         return float((apart.norm(dim=-1) / (end - start).norm(dim=-1)).mean())
 
     straight = DistilledStep(3, 6, 6, reach=30 * step.step_size).requires_grad_(False)
-    taught = distil(network, feature, step, 30, 150)
-    assert left(taught) < 0.3
-    assert left(taught) < 0.8 * left(straight), "it has learned to bend"
+    trained = distil(network, feature, step, 30, 150)
+    assert left(trained) < 0.3
+    assert left(trained) < 0.8 * left(straight), "better than a straight line"
 
 
-def test_an_untaught_leap_is_a_straight_step():
-    """The formula, by hand, with nothing learned."""
+def test_untrained_it_is_a_straight_step():
+    """The formula, written out."""
     network = fitted().network_
     fold = folded(network)
     x = torch.randn(3, 5, 6, generator=make_generator())
     at = StartPoint.of(fold.energy, x, fold.energy.bias(0.5 * x))
     straight = DistilledStep(3, at.hidden.shape[-1], 6, reach=7.0).requires_grad_(False)
     straight.reset_parameters(make_generator())
-    torch.testing.assert_close(distilled(straight.weights(), at), x - 7.0 * at.grad)
+    torch.testing.assert_close(distilled_step(straight.weights(), at), x - 7.0 * at.grad)
 
 
 def test_it_never_raises_the_energy_and_refines_from_where_it_landed(est):
@@ -77,7 +77,7 @@ def test_it_never_raises_the_energy_and_refines_from_where_it_landed(est):
     assert more.steps.max() > 1
 
 
-def test_a_leap_that_would_climb_is_not_taken(est):
+def test_a_step_that_would_raise_the_energy_is_not_taken(est):
     fold = folded(est.network_)
     x = est.network_.features(torch.from_numpy(TARGET.astype(np.float32))).expand(3, -1, -1)
     bias = fold.energy.bias(fold.latent(x[0]).mean.expand(3, -1, -1))
@@ -106,27 +106,27 @@ def test_it_is_saved_and_loaded_with_the_estimator(est, tmp_path):
     assert np.array_equal(again.predict_proba(TARGET), est.predict_proba(TARGET))
 
 
-def test_it_is_made_only_where_it_is_asked_for():
+def test_it_is_fitted_only_with_its_sampler():
     est = fitted(max_iter=5)
     assert est.network_.distilled is None
-    with pytest.raises(InputError, match=r"no distilled to take\. Fit it with sampler='distilled'"):
+    with pytest.raises(InputError, match="sampler='distilled'"):
         est.set_params(sampler="distilled").predict(X)
 
 
 def test_the_rest_of_the_network_is_the_same_with_and_without():
-    plain, leaping = fitted(max_iter=5), fitted(max_iter=5, sampler="distilled")
-    theirs = leaping.network_.state_dict()
+    plain, distilling = fitted(max_iter=5), fitted(max_iter=5, sampler="distilled")
+    theirs = distilling.network_.state_dict()
     for name, value in plain.network_.state_dict().items():
         assert torch.equal(value, theirs[name]), name
 
 
 @pytest.mark.parametrize("head", ["prototype", "concat", "linear"])
-def test_every_head_can_leap(head):
+def test_every_head_can_use_it(head):
     est = fitted(head=head, sampler="distilled", num_steps=2, max_iter=10)
     assert np.isfinite(est.predict_proba(TARGET)).all()
 
 
-def test_the_same_seed_gives_the_same_leap(est):
+def test_the_same_seed_gives_the_same_weights(est):
     feature = est.network_.features(torch.from_numpy(X.astype(np.float32)))
     one, same, other = (
         distil(est.network_, feature, StepSettings(), 3, 4, seed).state_dict() for seed in (1, 1, 2)
@@ -146,7 +146,7 @@ def test_a_model_folder_holds_it(tmp_path, learned):
         domains=names,
         classes=names,
     )
-    settings = {**QUICK, "num_steps": 2, "sampler": "distilled", "distilled_steps": 10, "max_iter": 10}
+    settings = {**QUICK, "num_steps": 2, "sampler": "distilled", "max_iter": 10, "train.distilled_steps": 10}
     settings["aggregation"] = "learned" if learned else "energy"
     model = fit(tmp_path / "f.npz", out=tmp_path / "run", settings=settings, device="cpu", progress=False)
     again = load(tmp_path / "run", "cpu")

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from sourceward.data.feeds import ResidentFeed
 from sourceward.nn.backbones import create_backbone
 from sourceward.training import learner
 from sourceward.training.finetune import Classifier, FineTuner, FineTuneSettings
-from sourceward.training.loop import ResidentFeed
 from tests.tiny_runs import fit_tiny, kill_at, tiny_images, weights_of
 
 LIVE = {"finetune.freeze_batchnorm": False, "finetune.average": 1.0}
@@ -21,7 +21,7 @@ def data():
 def tuner(iterations, rate, average=1.0):
     torch.manual_seed(0)
     backbone = create_backbone("tiny:conv", weights=None, image_size=16).freeze_batchnorm(False)
-    rates = {"backbone_rate": rate, "head_rate": rate, "schedule": "constant"}
+    rates = {"backbone_learning_rate": rate, "head_learning_rate": rate, "schedule": "constant"}
     settings = FineTuneSettings(max_iter=iterations, average=average, freeze_batchnorm=False, **rates)
     network = Classifier(backbone, backbone.dim, 3, 3, settings)
     network.reset_head(torch.Generator().manual_seed(0))
@@ -54,11 +54,11 @@ def test_averaged_statistics_are_nearer_to_those_of_the_averaged_weights_than_th
     ours = tuner(250, 2e-2)
     *_, network = steps(ours, 250)
     average = ours.average
-    told = [norm.running_mean.clone() for norm in norms(average)]
+    averaged = [norm.running_mean.clone() for norm in norms(average)]
     for norm in norms(average):
         norm.momentum = 1.0
     average.train()(data()[0])
-    for norm, mean, last in zip(norms(average), told, norms(network)):
+    for norm, mean, last in zip(norms(average), averaged, norms(network)):
         error = (mean - norm.running_mean).norm()
         assert error < 0.5 * (last.running_mean - norm.running_mean).norm()
 

@@ -1,4 +1,4 @@
-"""The loop: its feed, its schedule, its average, its checkpoints, and when it gives up."""
+"""The training loop: feed, schedule, average, checkpoints, validation, log, and when it stops with an error."""
 
 import pytest
 import torch
@@ -6,11 +6,14 @@ from torch import nn
 
 from sourceward import InputError, TrainingError
 from sourceward._util.storage import load_tensors
-from sourceward.algorithm import Batch
+from sourceward.data.feeds import ResidentFeed
+from sourceward.functional.negatives import Batch
 from sourceward.nn import Network
 from sourceward.settings import LoopSettings, TrainSettings
-from sourceward.training.loop import ResidentFeed, Trainer, rate, train
-from tests.helpers import make_domains, make_generator
+from sourceward.training.learner import rate
+from sourceward.training.loop import Training
+from sourceward.training.trainer import Trainer
+from tests.helpers import make_domains, make_generator, train
 
 SOURCES, CLASSES, DIM = 3, 3, 6
 X, Y, SOURCE = make_domains()
@@ -18,6 +21,7 @@ INPUTS = [torch.from_numpy(X[s == SOURCE]).float() for s in range(SOURCES)]
 LABELS = [torch.from_numpy(Y[s == SOURCE]) for s in range(SOURCES)]
 FEED = ResidentFeed(INPUTS, LABELS, 16)
 SHORT = TrainSettings(num_steps=2, chains=8)
+KL = 0.02
 
 
 def make_network(backbone: nn.Module | None = None, head: str = "prototype") -> Network:
@@ -54,7 +58,8 @@ def test_rate(schedule, expected):
 
 def test_each_part_has_its_own_rate():
     network = make_network(nn.Linear(DIM, DIM))
-    trainer = Trainer(network, loop(learning_rate=0.1, energy_learning_rate=0.2, backbone_rate=0.3), SHORT)
+    rates = loop(learning_rate=0.1, energy_learning_rate=0.2, backbone_learning_rate=0.3)
+    trainer = Trainer(network, rates, SHORT, KL)
     peaks = {id(p): group["peak"] for group in trainer.optimizer.param_groups for p in group["params"]}
     for name, parameter in network.named_parameters():
         part = name.split(".")[0]
@@ -68,18 +73,29 @@ def test_what_is_frozen_is_not_trained():
     assert torch.equal(network.backbone.weight, before)
 
 
+class Losses:
+    """A log that keeps what it is given."""
+
+    def __init__(self):
+        self.started, self.lines = [], []
+
+    def start(self, iteration):
+        self.started.append(iteration)
+        self.lines = [line for line in self.lines if line[0] <= iteration]
+
+    def write(self, iteration, line):
+        self.lines.append((iteration, line))
+
+    def of(self, kind):
+        return [(iteration, line[kind]) for iteration, line in self.lines if kind in line]
+
+
 def test_training_lowers_the_loss_and_ends_with_the_average():
-    seen = []
-    network = make_network()
-    averaged = train(
-        network,
-        FEED,
-        loop(max_iter=60, learning_rate=0.03),
-        SHORT,
-        on_iteration=lambda done, loss: seen.append((done, loss.classify.item())),
-    )
-    assert [done for done, _ in seen] == list(range(1, 61))
-    assert seen[-1][1] < 0.5 * seen[0][1]
+    network, log = make_network(), Losses()
+    averaged = train(network, FEED, loop(max_iter=70, learning_rate=0.03), SHORT, log=log)
+    losses = log.of("loss")
+    assert [iteration for iteration, _ in losses] == [20, 40, 60, 70]
+    assert losses[-1][1]["classify"] < 0.8 * losses[0][1]["classify"]
     assert averaged is not network
     assert not averaged.training
     assert train(network, FEED, loop(average=0.0), SHORT) is network
@@ -87,7 +103,7 @@ def test_training_lowers_the_loss_and_ends_with_the_average():
 
 def test_the_average_is_an_average():
     network = make_network()
-    trainer = Trainer(network, loop(average=0.98, learning_rate=0.05), SHORT)
+    trainer = Trainer(network, loop(average=0.98, learning_rate=0.05), SHORT, KL)
     mean = network.latent.mean.weight.detach().clone()
     for k in range(1, 5):
         trainer.step(FEED)
@@ -105,10 +121,10 @@ def test_batch_norm_can_be_frozen(frozen):
 
 def test_everything_is_in_the_state():
     """Save, load into a fresh trainer, and three steps later the two are the same."""
-    first = Trainer(make_network(), loop(), SHORT, seed=1)
+    first = Trainer(make_network(), loop(), SHORT, KL, seed=1)
     for _ in range(4):
         first.step(FEED)
-    second = Trainer(make_network(), loop(), SHORT, seed=2)
+    second = Trainer(make_network(), loop(), SHORT, KL, seed=2)
     second.load_state_dict({k: v.clone() for k, v in first.state_dict().items()}, first.iteration)
     for _ in range(3):
         a, b = first.step(FEED), second.step(FEED)
@@ -120,10 +136,11 @@ def test_everything_is_in_the_state():
 def test_a_checkpoint_is_written_at_intervals_and_at_the_end(tmp_path):
     path, written = tmp_path / "checkpoint", []
 
-    def look(done, loss):
+    def watched(generator):
         written.append(load_tensors(path)[1]["iteration"] if path.exists() else 0)
+        return FEED(generator)
 
-    train(make_network(), FEED, loop(), SHORT, checkpoint=path, checkpoint_every=5, on_iteration=look)
+    train(make_network(), watched, loop(), SHORT, checkpoint=path, checkpoint_every=5)
     assert written == [0] * 5 + [5] * 5 + [10] * 2
     assert load_tensors(path)[1]["iteration"] == 12
     assert list(tmp_path.iterdir()) == [path]
@@ -154,10 +171,10 @@ class Faulty(nn.Module):
 @pytest.mark.parametrize(
     ("factor", "says"),
     [
-        (0.0, "Features collapsed to zero at iteration 0.*Lower `backbone_rate`, or freeze the backbone"),
-        (1e-4, "Features collapsed to zero at iteration 0.*Lower `backbone_rate`"),
-        (float("nan"), "no longer finite at iteration 0. Lower `learning_rate` or `backbone_rate`"),
-        (float("inf"), "no longer finite at iteration 0. Lower `learning_rate` or `backbone_rate`"),
+        (0.0, "Features collapsed to zero at iteration 0.*Lower `backbone_learning_rate`, or freeze the backbone"),
+        (1e-4, "Features collapsed to zero at iteration 0.*Lower `backbone_learning_rate`"),
+        (float("nan"), "no longer finite at iteration 0. Lower `learning_rate` or `backbone_learning_rate`"),
+        (float("inf"), "no longer finite at iteration 0. Lower `learning_rate` or `backbone_learning_rate`"),
     ],
 )
 def test_features_that_collapse_or_blow_up_stop_the_training(factor, says):
@@ -196,14 +213,14 @@ def test_shifted_samples_pass_the_backbone_too():
     assert isinstance(feed(make_generator()), Batch)
 
 
-def test_a_lone_source_practises_on_noisy_inputs_and_noisy_features():
+def test_a_single_source_takes_negatives_from_noisy_inputs_and_noisy_features():
     backbone = torch.nn.Linear(3, 4)
     network = Network(1, 2, 4, backbone=backbone)
     seen = []
     network.backbone.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
     inputs, labels = torch.randn(40, 3), torch.arange(40) % 2
     settings = TrainSettings(num_steps=2, input_noise=0.5)
-    trainer = Trainer(network, LoopSettings(max_iter=4, batch_size=8), settings)
+    trainer = Trainer(network, LoopSettings(max_iter=4, batch_size=8), settings, KL)
     trainer.step(ResidentFeed([inputs], [labels], 8))
     noisy, clean = seen if len(seen[0]) == 8 and not torch.isin(seen[0], inputs).all() else seen[::-1]
     assert torch.isin(clean, inputs).all()
@@ -216,3 +233,92 @@ def test_weights_that_break_in_the_last_update_are_noticed():
     loop = LoopSettings(max_iter=3, batch_size=8, learning_rate=1e30, schedule="constant")
     with pytest.raises(TrainingError, match="Lower `learning_rate`"):
         train(network, feed, loop, TrainSettings(num_steps=2))
+
+
+class Killed(Exception):
+    pass
+
+
+def run(log, path=None, kill_at=None, accuracies=None, **options):
+    """A training of 45 iterations with validation; returns it when it has ended."""
+    settings = loop(max_iter=45, learning_rate=0.01)
+    trainer = Trainer(make_network(), settings, SHORT, KL)
+
+    def feed(generator):
+        if trainer.iteration == kill_at:
+            raise Killed
+        return FEED(generator)
+
+    def validate(network):
+        assert not network.training
+        number = trainer.iteration
+        return {"accuracy": accuracies[number] if accuracies else 0.5, "center": network.centers.sum().item()}
+
+    training = Training(
+        trainer,
+        lambda start: feed,
+        48,
+        checkpoint=path,
+        checkpoint_every=10,
+        validate=validate,
+        evaluate_every=15,
+        log=log,
+        progress=False,
+        **options,
+    )
+    training.run()
+    return training
+
+
+@pytest.mark.parametrize("kill_at", [0, 7, 10, 16, 31, 44])
+def test_stopped_anywhere_it_ends_with_the_same_weights_scores_and_log(kill_at, tmp_path):
+    whole, log, path = Losses(), Losses(), tmp_path / "checkpoint"
+    expected = run(whole)
+    with pytest.raises(Killed):
+        run(log, path, kill_at)
+    again = run(log, path)
+    assert log.started == [0, kill_at // 10 * 10]
+    for name, value in expected.learner.state_dict().items():
+        assert torch.equal(value, again.learner.state_dict()[name]), name
+    assert log.of("validation") == whole.of("validation")
+    assert log.of("loss") == whole.of("loss")
+    assert again.best_scores == expected.best_scores
+    assert all(torch.equal(again.best[name], value) for name, value in expected.best.items())
+
+
+def test_a_finished_training_takes_no_further_step(tmp_path):
+    path = tmp_path / "checkpoint"
+    first = run(Losses(), path)
+    again = run(Losses(), path, kill_at=45)
+    assert again.learner.iteration == 45
+    assert torch.equal(again.learner.current.centers, first.learner.current.centers)
+
+
+@pytest.mark.parametrize(("select", "chosen"), [("best", 30), ("last", 45)])
+def test_the_weights_that_the_rule_selects_are_kept(select, chosen, tmp_path):
+    accuracies = {15: 0.7, 30: 0.7, 45: 0.2}  # of equals the later
+    log, path = Losses(), tmp_path / "checkpoint"
+    with pytest.raises(Killed):
+        run(log, path, 40, accuracies, select=select)
+    training = run(log, path, None, accuracies, select=select)
+    assert [iteration for iteration, _ in log.of("validation")] == [15, 30, 45]
+    assert training.best_scores["iteration"] == chosen
+    weight = "latent.mean.weight"
+    last = torch.equal(training.best[weight], training.learner.current.state_dict()[weight])
+    assert last == (chosen == 45)
+
+
+def test_validation_does_not_change_the_training():
+    plain = train(make_network(), FEED, loop(max_iter=45, learning_rate=0.01), SHORT)
+    validated = run(Losses()).learner.current
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, validated.state_dict()[name]), name
+
+
+def test_the_global_random_state_is_left_alone():
+    network = make_network(nn.Sequential(nn.Linear(DIM, DIM), nn.Dropout(0.5)))
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    train(network, FEED, loop(), SHORT)
+    assert torch.equal(torch.rand(3), expected)

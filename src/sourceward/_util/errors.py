@@ -6,10 +6,24 @@ Every message says what was expected, what was found and what to do. The command
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class InputError(ValueError):
     """The caller's data, setting or file is wrong."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint is damaged, or belongs to another training.
+
+    Args:
+        path: of the checkpoint.
+        message: what is wrong, and what to do.
+    """
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class TrainingError(RuntimeError):

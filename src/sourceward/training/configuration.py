@@ -203,6 +203,8 @@ class FitSettings:
     def refuse_unused(self, trains_backbone: bool) -> None:
         """Refuse a setting that has no effect, and say where it belongs."""
         joint = trains_backbone and self.recipe == "joint"
+        if self.recipe != FitSettings.recipe and not trains_backbone:
+            raise InputError("`recipe` has no effect on a frozen backbone or on features: leave it out.")
         base = FitSettings(recipe=self.recipe)
         for name in differing(self, base):
             key, _, own = name.partition(".")
@@ -275,7 +277,7 @@ def settings_for(
     recipe = FitSettings.recipe
     for layer in layers:
         recipe = (layer or {}).get("recipe", recipe)
-    settings = FitSettings(recipe=recipe) if trains_backbone and recipe in RECIPES else FitSettings()
+    settings = FitSettings(recipe=recipe) if recipe in RECIPES else FitSettings()
     before = [_pretrained(layers)] if pretrained and trains_backbone and recipe == "two-stage" else []
     for layer in [*before, *layers]:
         settings = settings.changed(layer or {})

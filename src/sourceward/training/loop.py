@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sourceward._util.errors import InputError
+from sourceward._util.errors import CheckpointError, InputError
 from sourceward._util.progress import progress_bar
 from sourceward._util.storage import RESTART, load_tensors, save_tensors
 from sourceward.data.feeds import Feed, ResidentFeed
@@ -151,11 +151,15 @@ class Training:
         self.speed.pause(learner.iteration)
 
     def _restore(self, checkpoint: Path) -> None:
-        state, meta = load_tensors(checkpoint, RESTART)
+        try:
+            state, meta = load_tensors(checkpoint, RESTART)
+        except InputError as error:
+            raise CheckpointError(checkpoint, str(error)) from None
         if meta.get("fingerprint") != self.fingerprint:
-            raise InputError(
+            raise CheckpointError(
+                checkpoint,
                 f"'{checkpoint}' belongs to other data or settings. Remove it to start anew, or name "
-                "another file."
+                "another file.",
             )
         for name in [name for name in state if name.startswith(LOCAL)]:
             state[name] = state[name][self.learner.processes.rank].clone()

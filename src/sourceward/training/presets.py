@@ -10,11 +10,11 @@ TABLE = "paper's table"
 TEXT = "paper's text"
 CODE = "released code"
 OURS = "ours"
-"""Where a value can come from; what follows a colon is why."""
+"""Who set a value; a reason may follow after a colon."""
 
 
 class Value(NamedTuple):
-    """A setting, and who says so."""
+    """The value of a setting, and its source."""
 
     value: Any
     source: str
@@ -22,14 +22,14 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings of `fit` for one dataset and backbone of the paper.
+    """The settings of `fit` for one dataset and backbone of the paper.
 
     Args:
-        about: one line.
+        about: one line for listings.
         dataset: a name in `DATASETS`.
         backbone: a spec of `create_backbone`.
-        backbone_source: who chose it.
-        values: what differs from the defaults of `fit`, and where it comes from.
+        backbone_source: source of the choice of backbone.
+        values: settings that differ from the defaults of `fit`, each with its source.
     """
 
     about: str
@@ -40,93 +40,105 @@ class Preset:
 
     @property
     def settings(self) -> dict[str, Any]:
+        """The values by name, as `fit` takes them."""
         return {name: value for name, (value, _) in self.values.items()}
 
     def layer(self, trains_backbone: bool) -> dict[str, Any]:
-        """The settings that a fit looks at: with no backbone to train, none of its training.
+        """Return the settings that have an effect: without those of the backbone where it is not trained.
 
-        >>> "backbone_rate" in PRESETS["pacs-resnet18"].layer(False)
+        >>> "backbone_learning_rate" in PRESETS["pacs-resnet18"].layer(False)
         False
         """
-        idle = () if trains_backbone else OF_BACKBONE
-        return {name: value for name, value in self.settings.items() if name.partition(".")[0] not in idle}
+        unused = () if trains_backbone else OF_BACKBONE
+        return {name: value for name, value in self.settings.items() if name.partition(".")[0] not in unused}
 
 
 OF_BACKBONE = (
     "recipe",
     "finetune",
     "augmentation",
-    "backbone_rate",
+    "backbone_learning_rate",
     "freeze_batchnorm",
     "crossfit",
     "heads_device",
 )
-"""Settings that have a part only where a backbone is trained."""
+"""Settings that have an effect only where a backbone is trained."""
 
 PRESETS: Registry[Preset] = Registry("preset")
 
-UNITS = f"{OURS}: features have norm sqrt(dim) here, where PACS's 50 serves every backbone"
-AS_PACS = f"{OURS}: as on PACS, the paper does not say"
+UNITS = f"{OURS}: features are scaled to norm sqrt(dim), where the 50 of PACS suits every backbone"
+AS_PACS = f"{OURS}: as on PACS; not stated in the paper"
+NOT_STATED = f"{OURS}: not stated in the paper"
+STEP_SCHEDULE = Value("step", f"{CODE}: x 0.1 at 60 %")
 
-HEADS: Mapping[str, Value] = {
+HEADS: dict[str, Value] = {
     "head": Value("prototype", CODE),
     "max_iter": Value(10_000, TEXT),
-    "batch_size": Value(128, f"{TEXT}: of each source"),
+    "batch_size": Value(128, f"{TEXT}: samples of each source"),
     "learning_rate": Value(1e-4, f"{TABLE}: latent network and classifier"),
     "energy_learning_rate": Value(1e-4, TABLE),
-    "weight_decay": Value(5e-4, CODE),
+    "train.weight_decay": Value(5e-4, CODE),
     "num_draws": Value(10, TEXT),
     "num_steps": Value(20, TABLE),
-    "train_steps": Value(20, TABLE),
-    "kl": Value(0.1, CODE),
-    "chains": Value(None, f"{TEXT}: one from every sample of the batch"),
-    "feature_noise": Value(0.0, f"{TEXT}: it has none"),
+    "train.num_steps": Value(20, TABLE),
+    "kl_weight": Value(0.1, CODE),
+    "train.chains": Value(None, f"{TEXT}: one for every sample of the batch"),
+    "train.feature_noise": Value(0.0, f"{TEXT}: none"),
     "step_size": Value(50.0, UNITS),
-    "train_step_size": Value(50.0, UNITS),
+    "train.step_size": Value(50.0, UNITS),
 }
-"""Of the latent network, the classifier and the energies."""
+"""Settings of the latent network, the classifier and the energies."""
 
-PAPER: Mapping[str, Value] = {
+PAPER: dict[str, Value] = {
     "recipe": Value("joint", f"{TEXT}: Algorithm 1"),
     **HEADS,
-    "schedule": Value("step", f"{CODE}: x 0.1 at 60 %"),
+    "train.schedule": STEP_SCHEDULE,
 }
 
 
 def _add(
-    name: str, about: str, dataset: str, backbone: Value, common: Mapping[str, Value], **values: Value
+    name: str,
+    about: str,
+    dataset: str,
+    backbone: Value,
+    common: Mapping[str, Value],
+    values: Mapping[str, Value],
 ) -> None:
     PRESETS.register(name)(Preset(about, dataset, *backbone, {**common, **values}))
 
 
-for model, title, rate in (("resnet18", "ResNet-18", 5e-5), ("resnet50", "ResNet-50", 1e-5)):
+def _step_size(value: float, source: str) -> dict[str, Value]:
+    """The step size of the chains at test time and in training."""
+    return {"step_size": Value(value, source), "train.step_size": Value(value, source)}
+
+
+def _backbone_learning_rate(value: float, source: str = TABLE) -> dict[str, Value]:
+    return {"backbone_learning_rate": Value(value, source)}
+
+
+for model, title, learning_rate in (("resnet18", "ResNet-18", 5e-5), ("resnet50", "ResNet-50", 1e-5)):
     _add(
         f"pacs-{model}",
         f"PACS, leave one domain out, {title}",
         "pacs",
         Value(f"timm:{model}", TABLE),
         PAPER,
-        backbone_rate=Value(rate, TABLE),
-        step_size=Value(50.0, TABLE),
-        train_step_size=Value(50.0, TABLE),
+        _backbone_learning_rate(learning_rate) | _step_size(50.0, TABLE),
     )
-
-for model, title in (("resnet18", "ResNet-18"), ("resnet50", "ResNet-50")):
     _add(
         f"office-home-{model}",
         f"Office-Home, leave one domain out, {title}",
         "office_home",
         Value(f"timm:{model}", TABLE),
         PAPER,
-        backbone_rate=Value(1e-5, TABLE),
-        num_draws=Value(5, TEXT),
-        step_size=Value(50.0, f"{UNITS}; 100 in the {TABLE}"),
-        train_step_size=Value(50.0, f"{UNITS}; 100 in the {TABLE}"),
+        _backbone_learning_rate(1e-5)
+        | {"num_draws": Value(5, TEXT)}
+        | _step_size(50.0, f"{UNITS}; 100 in the {TABLE}"),
     )
 
-for data, title, mirrored in (
-    ("mnist", "Rotated MNIST", "a mirrored 2 is no digit"),
-    ("fashion-mnist", "Rotated Fashion-MNIST", "a mirror image turns the other way"),
+for data, title, no_flip in (
+    ("mnist", "Rotated MNIST", "flipped digits are other symbols"),
+    ("fashion-mnist", "Rotated Fashion-MNIST", "a flip inverts the rotation"),
 ):
     _add(
         f"rotated-{data}-resnet18",
@@ -134,11 +146,10 @@ for data, title, mirrored in (
         f"rotated-{data}".replace("-", "_"),
         Value("timm:resnet18", TABLE),
         PAPER,
-        backbone_rate=Value(5e-5, TABLE),
-        step_size=Value(50.0, TABLE),
-        train_step_size=Value(50.0, TABLE),
-        **{
-            "augmentation.flip": Value(0.0, f"{OURS}: {mirrored}"),
+        _backbone_learning_rate(5e-5)
+        | _step_size(50.0, TABLE)
+        | {
+            "augmentation.hflip": Value(0.0, f"{OURS}: {no_flip}"),
             "augmentation.hue": Value(0.0, f"{OURS}: the images are gray"),
         },
     )
@@ -149,9 +160,7 @@ _add(
     "pheme",
     Value("hf:distilbert-base-uncased", TABLE),
     PAPER,
-    backbone_rate=Value(3e-5, TABLE),
-    step_size=Value(50.0, f"{UNITS}; 40 in the {TABLE}, 20 in its text"),
-    train_step_size=Value(50.0, f"{UNITS}; 40 in the {TABLE}, 20 in its text"),
+    _backbone_learning_rate(3e-5) | _step_size(50.0, f"{UNITS}; 40 in the {TABLE}, 20 in its text"),
 )
 _add(
     "domainnet-resnet50",
@@ -159,22 +168,26 @@ _add(
     "domainnet",
     Value("timm:resnet50", TEXT),
     PAPER,
-    **{
-        name: Value(value, f"{TEXT}: the protocol of PACS")
-        for name, value in PRESETS["pacs-resnet50"].settings.items()
-        if name in ("backbone_rate", "num_steps", "train_steps", "step_size", "train_step_size")
+    {
+        name: Value(PRESETS["pacs-resnet50"].settings[name], f"{TEXT}: the protocol of PACS")
+        for name in (
+            "backbone_learning_rate",
+            "num_steps",
+            "train.num_steps",
+            "step_size",
+            "train.step_size",
+        )
     },
 )
 
-UNSAID = {
+UNSTATED = {
     "num_steps": Value(20, AS_PACS),
-    "train_steps": Value(20, AS_PACS),
-    "step_size": Value(50.0, AS_PACS),
-    "train_step_size": Value(50.0, AS_PACS),
+    "train.num_steps": Value(20, AS_PACS),
+    **_step_size(50.0, AS_PACS),
 }
-"""What the paper's table has for other datasets only."""
+"""Settings that the paper's table has for other datasets only."""
 
-for data, title, model, network, rate in (
+for data, title, model, network, learning_rate in (
     ("cifar10_c", "CIFAR-10-C", "resnet18", "ResNet-18", 5e-5),
     ("imagenet_c", "ImageNet-C", "resnet50", "ResNet-50", 1e-5),
 ):
@@ -182,31 +195,31 @@ for data, title, model, network, rate in (
         f"{data.replace('_', '-')}-{model}",
         f"{title}, clean images as the one source, noise as negatives, {network}",
         data,
-        Value(f"timm:{model}", f"{OURS}: the paper does not say"),
-        {**PAPER, **UNSAID},
-        backbone_rate=Value(rate, AS_PACS),
-        shifts=Value("noise", f"{TEXT}: the first of its two kinds of negatives"),
+        Value(f"timm:{model}", NOT_STATED),
+        PAPER | UNSTATED,
+        _backbone_learning_rate(learning_rate, AS_PACS)
+        | {"shifts": Value("noise", f"{TEXT}: the first of its two kinds of negatives")},
     )
     _add(
         f"{data.replace('_', '-')}-{model}-corruptions",
         f"{title}, clean images as the one source, extra corruptions as negatives, {network}",
         data,
-        Value(f"timm:{model}", f"{OURS}: the paper does not say"),
-        {**HEADS, **UNSAID},
-        whiten=Value(False, f"{TEXT}: it has none"),
-        recipe=Value("two-stage", f"{OURS}: `joint` has noise alone for one source to practise on"),
-        shifts=Value("corruptions", f"{TEXT}: the second of its two kinds of negatives"),
-        **{
+        Value(f"timm:{model}", NOT_STATED),
+        HEADS | UNSTATED,
+        {
+            "whiten": Value(False, f"{TEXT}: none"),
+            "recipe": Value("two-stage", f"{OURS}: `joint` has only noise negatives for a single source"),
+            "shifts": Value("corruptions", f"{TEXT}: the second of its two kinds of negatives"),
             "finetune.max_iter": Value(10_000, TEXT),
             "finetune.batch_size": Value(128, TEXT),
-            "finetune.backbone_rate": Value(rate, AS_PACS),
-            "finetune.head_rate": Value(1e-4, TABLE),
+            "finetune.backbone_learning_rate": Value(learning_rate, AS_PACS),
+            "finetune.head_learning_rate": Value(1e-4, TABLE),
             "finetune.weight_decay": Value(5e-4, CODE),
-            "finetune.schedule": Value("step", f"{CODE}: x 0.1 at 60 %"),
+            "finetune.schedule": STEP_SCHEDULE,
         },
     )
 
 
 def list_presets() -> list[str]:
-    """Names that `fit` knows."""
+    """Return the names of the presets that `fit` takes."""
     return list(PRESETS)

@@ -57,9 +57,8 @@ class RunFolder:
                 )
             return False
         finished = (self.path / CONFIG).exists()
-        if (
-            finished or self.checkpoint.exists() or self.finetuned.exists()
-        ):  # before that there is nothing to lose
+        begun = (self.checkpoint, self.finetuned, self.heads)  # before that there is nothing to lose
+        if finished or any(part.exists() for part in begun):
             self._compare(file)
         return finished
 

@@ -134,12 +134,12 @@ def _check(loss: Loss, feature: Tensor, iteration: int) -> None:
     if not math.isfinite(norm) or not math.isfinite(loss.classify.item()):
         raise TrainingError(
             f"Features or classifier are no longer finite at iteration {iteration}. "
-            "Lower `learning_rate` or `backbone_rate`, or look for extreme values in the features."
+            "Lower `learning_rate` or `backbone_learning_rate`, or look for extreme values in the features."
         )
     if norm < 0.01:
         raise TrainingError(
             f"Features collapsed to zero at iteration {iteration}: their norm is {norm:.1e} of what it was. "
-            "Lower `backbone_rate`, or freeze the backbone."
+            "Lower `backbone_learning_rate`, or freeze the backbone."
         )
     if iteration >= 5 * CHECK_EVERY and abs(loss.contrast.item()) < 1e-8:
         raise TrainingError(

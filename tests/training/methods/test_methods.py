@@ -7,10 +7,10 @@ from torch.nn.functional import cross_entropy
 
 from sourceward._util.errors import InputError
 from sourceward.data.augmix import augmix as augmix_copy
+from sourceward.data.feeds import ResidentFeed
 from sourceward.nn.backbones import Backbone, create_backbone
 from sourceward.nn.backbones.backbone import ROTATION
 from sourceward.training.finetune import FINETUNE_METHODS, Classifier, FineTuner, FineTuneSettings
-from sourceward.training.loop import ResidentFeed
 from sourceward.training.methods import augmix, mixing, mixstyle
 from sourceward.training.methods.random_draws import beta, other_source_rows, permutation
 from tests.helpers import make_generator
@@ -74,7 +74,9 @@ def test_evaluation_does_not_depend_on_the_method(name):
 
 @every
 def test_an_easy_task_is_learned(name):
-    classifier = make(name, max_iter=40, batch_size=8, backbone_rate=5e-3, head_rate=1e-2, average=0.0)
+    classifier = make(
+        name, max_iter=40, batch_size=8, backbone_learning_rate=5e-3, head_learning_rate=1e-2, average=0.0
+    )
     label = torch.arange(40) % CLASSES
     images = 0.3 * torch.randn(40, 3, SIDE, SIDE, generator=make_generator(1))
     for c in range(CLASSES):

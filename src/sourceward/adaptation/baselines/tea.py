@@ -40,7 +40,7 @@ def langevin_samples(
 class TEA(Online):
     """TEA: norm layers lower the classifier energy of test samples against its own samples (Yuan 2024).
 
-    Values are the defaults of the released code where nothing else is said.
+    Values are the defaults of the released code unless noted.
 
     Args:
         num_steps: Langevin steps of each sample.
