@@ -16,6 +16,7 @@ from tests.helpers import make_generator
 
 SOURCES, ROWS, DIM, CLASSES = 3, 12, 5, 3
 NOTHING = Coefficients(0, 0, 0, 0, 0, 0)
+RELEASED = Coefficients()
 STEPS = TrainSettings(num_steps=3, chains=None, pooled_weight=0.0, feature_noise=0.0, supervised_steps=None)
 
 
@@ -40,14 +41,14 @@ def losses(
     settings: TrainSettings,
     batch: Batch | None = None,
     seed: int = 3,
-    coefficients: Coefficients = Coefficients(),
+    coefficients: Coefficients = RELEASED,
 ):
     batch = batch or make_batch(network.sources)
     replay = make_replay(network.sources)
     return objective(network, replay, batch, settings, coefficients, make_generator(seed))
 
 
-def fresh(head: str = "prototype", seed: int = 3, coefficients: Coefficients = Coefficients(), **settings):
+def fresh(head: str = "prototype", seed: int = 3, coefficients: Coefficients = RELEASED, **settings):
     """The loss of a new network: an iteration refines the singular vectors, so a used one differs."""
     return losses(make_network(head), replace(STEPS, **settings), seed=seed, coefficients=coefficients)
 

@@ -20,7 +20,7 @@ from sourceward.data.feeds import ResidentFeed
 from sourceward.estimator.sources import held_out
 from sourceward.functional import energy, latent_bias
 from sourceward.nn import Network, folded
-from sourceward.nn.network import VOICES
+from sourceward.nn.network import CLASSIFIER_WEIGHT
 from sourceward.samplers import SAMPLERS, StepSettings
 from sourceward.settings import AdaptSettings
 from tests.helpers import QUICK, make_domains, make_generator
@@ -77,7 +77,7 @@ def _votes(network, rows) -> np.ndarray:
         together = network.posterior(network.centers.mean(0).expand_as(network.centers)).mean
         votes = (votes + network.head(rows, z, together).softmax(-1)) / 2
         weight, bias = network.lda()
-        learned, voices = 2 * VOICES, int(network.lda_weight)
+        learned, voices = 2 * CLASSIFIER_WEIGHT, int(network.lda_weight)
         said = (rows @ weight.T + bias).softmax(-1)
         votes = (learned * votes + voices * said) / (learned + voices)
     return votes.mean(0)[:60].numpy()

@@ -32,7 +32,7 @@ from sourceward.functional import (
     keyed_normal,
     latent_bias,
 )
-from sourceward.functional.aggregation import only
+from sourceward.functional.aggregation import select_sources
 from sourceward.functional.negatives import Batch, jitter, negatives
 from sourceward.functional.optional import detach, draw, join
 from sourceward.functional.source_weights import evidence, score
@@ -270,12 +270,12 @@ def aggregate(
     if name not in ("mean", "confident", "energy"):
         similarity = cosine_to_sources(feature, fold.source_center)
     if name not in ("mean", "confident", "closest", "cosine"):
-        zscore = energy_zscore(energies[0], fold.own_energy)
+        zscore = energy_zscore(energies[0], fold.energy_quantiles)
     values = [per_source, similarity, zscore]
     if name == "learned" and settings.source_weights is not None:
-        after = energy_zscore(energies[1], fold.own_energy)
+        after = energy_zscore(energies[1], fold.energy_quantiles)
         values.append(score(evidence(per_source, similarity, zscore, after), settings.source_weights))
-    return AGGREGATIONS[name](*(values if sources is None else only(sources, *values)))
+    return AGGREGATIONS[name](*(values if sources is None else select_sources(sources, *values)))
 
 
 def energy_target(weights: EnergyWeights, latent: Tensor | None) -> Target:

@@ -8,7 +8,6 @@ from sourceward import create_adapter
 from sourceward._util.errors import InputError
 from sourceward.adaptation import Unsuitable
 from sourceward.adaptation.tta import Statistics, average, copies_of, copy_features, flat, inner_backbone
-from sourceward.data.augment import normalise
 from sourceward.data.transforms import (
     OWN,
     TRANSFORMS,
@@ -17,6 +16,7 @@ from sourceward.data.transforms import (
     mean_amplitude,
     parse_transforms,
 )
+from sourceward.nn.backbones.preprocessing import normalize
 from sourceward.nn.feature_statistics import FeatureStatistics
 from tests.adaptation.test_adapters import make_generator, make_image_network
 
@@ -30,7 +30,7 @@ def byte_images(rows: int, seed: int = 9) -> torch.Tensor:
 
 def make_images(rows: int) -> torch.Tensor:
     """Bytes, as `make_image_network` takes them."""
-    return normalise(byte_images(rows), HALF, HALF)
+    return normalize(byte_images(rows), HALF, HALF)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_adain_changes_the_features_and_leaves_no_trace(network):
     images = byte_images(3)
 
     def encode(pixels):
-        return network.features(normalise(pixels, HALF, HALF))
+        return network.features(normalize(pixels, HALF, HALF))
 
     before = encode(images)
     copies = copy_features("adain", statistics, backbone, encode, [images])
@@ -139,7 +139,7 @@ def test_a_network_without_statistics_is_refused(name):
 
 def test_names_are_checked():
     assert parse_transforms("") == []
-    with pytest.raises(InputError, match="Unknown transform 'hflp'. Did you mean 'hflip'"):
+    with pytest.raises(InputError, match=r"Unknown transform 'hflp'. Did you mean 'hflip'"):
         create_adapter("tta", transforms="hflp")
     with pytest.raises(InputError, match="Expected each transform once"):
         parse_transforms("crop+crop")

@@ -46,7 +46,7 @@ def test_exit_two_with_the_fix(run, bank):
 def test_the_plan_for_one_source(run, bank):
     result = run(bank(num_domains=1))
     assert result.exit_code == 0, result.output
-    assert "noise" in result.output
+    assert "from its own features with noise" in result.output
 
 
 def test_json_is_all_there_is_on_standard_output(run, bank):

@@ -142,7 +142,7 @@ def test_names_of_domains_beside_codes_of_another_name(tmp_path):
 
 def test_two_arrays_for_one_role_are_refused(tmp_path):
     path = save(tmp_path / "b.npz", label=None, labels=np.arange(12) % 2, y=np.arange(12) % 2)
-    with pytest.raises(InputError, match="has 'labels' and 'y', and each may be the label: rename the one"):
+    with pytest.raises(InputError, match="has 'labels' and 'y', and each may be the label: rename the right"):
         open_dataset(path)
     # the name that is documented leaves no doubt
     assert len(open_dataset(save(tmp_path / "c.npz", y=np.arange(12)))) == 12

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from sourceward._util.errors import InputError
-from sourceward.data import corrupted_domains, load_images, open_dataset
-from sourceward.data.corrupting import corrupt_in_turn
+from sourceward.data import corrupted_domains, decode_images, open_dataset
+from sourceward.data.corrupting import corrupt_cycling
 from sourceward.data.corruptions import corrupt
 from sourceward.data.dataset import build
 
@@ -27,8 +27,8 @@ def test_targets_are_the_validation_images_corrupted(clean):
     assert data.fingerprint() == again.fingerprint()
 
 
-def test_practice_makes_sources_whose_copies_stay_on_one_side(clean):
-    data = corrupted_domains(clean, ["fog"], test=clean, practice=["saturate", "spatter"], size=32)
+def test_source_corruptions_make_sources_whose_copies_share_a_split(clean):
+    data = corrupted_domains(clean, ["fog"], test=clean, source_corruptions=["saturate", "spatter"], size=32)
     assert data.without(data.targets).domain_names == ("clean", "saturate", "spatter")
     assert data.counts().sum(axis=1).tolist() == [8, 8, 8, 8]
     sides = {(name.split("/")[1], side) for name, side in zip(data.ids, data.split) if "fog" not in name}
@@ -38,9 +38,9 @@ def test_practice_makes_sources_whose_copies_stay_on_one_side(clean):
 def test_files_are_corrupted_as_they_are_read(folder):
     photos = open_dataset(folder).of_domains("photo")
     data = corrupted_domains(photos, ["contrast", "shot_noise"], test=photos, size=32)
-    images = load_images(data, 32)
+    images = decode_images(data, 32)
     assert images.shape == (36, 3, 32, 32)
-    assert np.array_equal(images, load_images(data, 32, cache_dir=""))
+    assert np.array_equal(images, decode_images(data, 32, cache_dir=""))
     assert len({image.numpy().tobytes() for image in images}) == 36
 
 
@@ -49,7 +49,7 @@ def test_files_are_corrupted_as_they_are_read(folder):
     [
         ({"corruptions": ["frots"]}, "Did you mean 'frost'"),
         ({"severity": 6}, "`severity` to be 1"),
-        ({"practice": ["fog"]}, "both hold fog"),
+        ({"source_corruptions": ["fog"]}, "both hold fog"),
     ],
 )
 def test_wrong_options(clean, options, message):
@@ -57,11 +57,11 @@ def test_wrong_options(clean, options, message):
         corrupted_domains(clean, **options)
 
 
-def test_severities_take_turns_whatever_the_pieces():
-    """The third image is as severe in one call as in two."""
+def test_severities_cycle_whatever_the_batches():
+    """The third image has the same severity in one call as in two."""
     images = torch.randint(256, (7, 3, 32, 32), dtype=torch.uint8)
-    whole = corrupt_in_turn(images, "saturate", 1, torch.Generator())
-    pieces = [corrupt_in_turn(images[a:b], "saturate", 1 + a, torch.Generator()) for a, b in ((0, 3), (3, 7))]
+    whole = corrupt_cycling(images, "saturate", 1, torch.Generator())
+    pieces = [corrupt_cycling(images[a:b], "saturate", 1 + a, torch.Generator()) for a, b in ((0, 3), (3, 7))]
     assert torch.equal(whole, torch.cat(pieces))
     for row in range(7):
         assert torch.equal(whole[row], corrupt(images[row : row + 1], "saturate", (1 + row) % 5 + 1)[0])

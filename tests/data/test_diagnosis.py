@@ -17,7 +17,7 @@ def test_a_healthy_folder(folder):
     assert json.loads(json.dumps(found.to_dict()))["num_samples"] == 24
 
 
-def test_torn_and_empty_files_are_refused(folder, put, image_bytes):
+def test_truncated_and_empty_files_are_refused(folder, put, image_bytes):
     put("root/photo/cat/torn.jpg", image_bytes(size=(64, 64), kind="jpeg")[:900])
     put("root/photo/cat/empty.png", b"")
     found = doctor(folder)
@@ -30,7 +30,7 @@ def test_torn_and_empty_files_are_refused(folder, put, image_bytes):
     assert [p.message for p in doctor(folder).broken if "junk" in p.where] == ["cannot identify image file"]
 
 
-def test_a_torn_file_of_the_target_is_told_but_not_refused(folder, put):
+def test_a_truncated_file_of_the_target_is_reported_but_not_refused(folder, put):
     put("root/photo/cat/junk.png", b"no image")
     put("root/photo/cat/empty.png", b"")
     found = doctor(folder, target="photo")
@@ -72,32 +72,35 @@ def test_a_missing_class_is_refused_unless_allowed_or_in_the_target(folder, put)
     assert doctor(folder, target="clay").refusals == ()
 
 
-def test_one_source_is_told_what_it_practises_on(folder):
+def test_the_plan_for_one_source_says_what_its_chains_start_from(folder):
     found = doctor(folder, target="photo")
     assert found.refusals == ()
-    assert any("Practise on corrupted copies of its images (speckle_noise" in line for line in found.plan)
-    assert not any("Practise" in line for line in doctor(folder).plan)
+    assert any(
+        "start training chains from corrupted copies of its images (speckle_noise" in line
+        for line in found.plan
+    )
+    assert not any("training chains" in line for line in doctor(folder).plan)
 
 
 def test_no_source_or_one_class_is_refused(folder, put, tmp_path):
     assert doctor(folder, target=("photo", "sketch")).refusals[0].reason == "There is no source domain."
     put("single/a/x/1.png")
     put("single/b/x/1.png")
-    assert doctor(tmp_path / "single").refusals[0].reason == "There is one class only."
+    assert doctor(tmp_path / "single").refusals[0].reason == "There is only one class."
 
 
-def test_nothing_to_select_on_is_refused(put, tmp_path):
+def test_data_without_validation_samples_is_refused(put, tmp_path):
     for name in ("a/x", "a/y", "b/x", "b/y"):
         put(f"tiny/{name}/1.png")
-    assert doctor(tmp_path / "tiny").refusals[0].reason.startswith("No sample is left to select on")
+    assert doctor(tmp_path / "tiny").refusals[0].reason.startswith("There are no validation samples")
 
 
 @pytest.mark.parametrize(
     ("held", "reason"),
     [
-        ([True] * 8, "Domain '0' has nothing to train on: the given split holds all of it"),
-        ([False, False, True, True] * 2, "Domain '1' has nothing to train on: the given split holds all"),
-        ([False] * 8, "No sample is left to select on: the given split holds none for validation."),
+        ([True] * 8, "Domain '0' has no training samples: the given split uses all of them"),
+        ([False, False, True, True] * 2, "Domain '1' has no training samples: the given split uses all"),
+        ([False] * 8, "There are no validation samples: the given split has none."),
     ],
 )
 def test_a_given_split_without_one_of_its_parts(held, reason, tmp_path):
@@ -124,7 +127,7 @@ def test_features_whose_squares_overflow(tmp_path):
     assert doctor(tmp_path / "b.npz", target="1").refusals == ()
 
 
-def test_what_is_in_a_folder_that_is_no_dataset(put, tmp_path):
+def test_a_folder_that_is_no_dataset_is_described(put, tmp_path):
     put("flat/1.png")
     put("flat/2.png")
     found = doctor(tmp_path / "flat")

@@ -1,7 +1,7 @@
 import pytest
 
 from sourceward._util.errors import InputError
-from sourceward.data import load_images, open_dataset
+from sourceward.data import decode_images, open_dataset
 
 datasets = pytest.importorskip("datasets")
 
@@ -43,7 +43,7 @@ def test_images_stay_encoded_until_read(folder, tmp_path):
     data = open_dataset(f"hf:{tmp_path / 'images'}")
     assert data.classes == plain.classes
     assert data.counts().tolist() == plain.counts().tolist()
-    assert load_images(data, 8).equal(load_images(plain, 8))
+    assert decode_images(data, 8).equal(decode_images(plain, 8))
     with pytest.raises(InputError, match="holds no images"):
         open_dataset(f"hf:{tmp_path / 'images'}", image="domain")
 

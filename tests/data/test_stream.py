@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from sourceward._util.errors import InputError
-from sourceward.data import DomainBatches, fits_in_memory, in_order, load_images, open_dataset, stream_batches
+from sourceward.data import decode_images, open_dataset
+from sourceward.data.stream import DomainBatches, fits_in_memory, in_order, stream_batches
 
 DOMAINS = np.array([0] * 7 + [1] * 3 + [2] * 10)
 
@@ -34,7 +35,7 @@ def test_a_run_that_resumes_sees_the_same_batches():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_streaming_equals_loading(folder, workers):
     data = open_dataset(folder)
-    images = load_images(data, 8)
+    images = decode_images(data, 8)
     batches = DomainBatches(data.domains, per_domain=3, stop=3)
     for batch, rows in zip(stream_batches(data, 8, batches, workers=workers), batches):
         assert batch.indices.tolist() == rows

@@ -1,14 +1,73 @@
-"""What a run writes when pretend targets ask for another walk than the favourite."""
+"""The recipe `joint`: Algorithm 1 end to end, its selection, and what it writes."""
 
+import numpy as np
+import pytest
+import torch
+
+import sourceward as sw
+from sourceward._util.storage import tensor_hash
+from sourceward.data.split import arrange
 from sourceward.settings import AdaptSettings
-from sourceward.training.joint import Run
+from sourceward.training import joint
 from tests.tiny_runs import fit_tiny, tiny_images
 
 
-def test_a_frozen_backbone_may_be_told_not_to_adapt(tmp_path, monkeypatch):
-    """Validation is looked at again with what was tuned; the samples are features by then, not images."""
-    off = AdaptSettings(5).off()
-    monkeypatch.setattr(Run, "_tuned", lambda self: (off, None))
-    model = fit_tiny(tiny_images(), tmp_path / "run", freeze=True)
-    assert model.settings == off
-    assert model.info["metrics"]["adapted"] == model.info["metrics"]["unadapted"]
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "joint"
+    fit_tiny(tiny_images(), out, settings={"recipe": "joint"})
+    return out
+
+
+def test_nothing_is_chosen_and_nothing_is_estimated(run):
+    model = sw.load(run, "cpu")
+    assert (model.settings.num_steps, model.tta, model.info["expected_gain"]) == (2, "", None)
+    assert model.settings.aggregation == AdaptSettings.aggregation
+    assert model.info["cost"].keys() == {"joint"}
+    assert "Not estimated" in (run / "README.md").read_text()
+
+
+def test_scores_are_those_of_its_predictions_on_source_validation(run):
+    model = sw.load(run, "cpu")
+    arranged, _, val = arrange(tiny_images().without("c"))
+    for name, rows in zip(model.sources, val, strict=True):
+        scores = model.info["metrics"]["per_source"][name]
+        for key, steps in (("unadapted", 0), ("adapted", None)):
+            found = model.adapt(torch.from_numpy(arranged.items[rows]), num_steps=steps)
+            right = found.probabilities.argmax(1) == arranged.labels[rows]
+            assert scores[key] == pytest.approx(right.mean())
+        assert scores["samples"] == rows.stop - rows.start
+
+
+@pytest.mark.parametrize("names", ["hflip", "fourier", "adain"])
+def test_transforms_can_be_named_afterwards(run, names):
+    model, images = sw.load(run, "cpu"), torch.from_numpy(tiny_images().items[:4])
+    plain, copies = model.predict_proba(images), model.with_tta(names).predict_proba(images)
+    assert np.abs(copies - plain).max() > 0
+
+
+def test_the_best_weights_are_used_and_the_last_are_beside_them(tmp_path, monkeypatch):
+    scores = iter([0.5, 0.9, 0.9, 0.1])  # of equals the later
+
+    def validate(*_):
+        value = next(scores)
+        return {"adapted": value, "unadapted": value, "per_source": {}}
+
+    monkeypatch.setattr(joint, "validation_scores", validate)
+    settings = {"recipe": "joint", "evaluate_every": 3}
+    model = fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
+    assert model.info["metrics"]["iteration"] == 9
+    assert model.info["metrics"]["last_iteration"] == 12
+    last = sw.load(tmp_path / "run", "cpu", weights="last.safetensors")
+    assert tensor_hash(last.network.state_dict()) != tensor_hash(model.network.state_dict())
+    images = torch.from_numpy(tiny_images().items[:4])
+    assert np.isfinite(last.predict_proba(images)).all()
+
+
+def test_the_distilled_sampler_is_fitted_to_the_finished_network(tmp_path):
+    settings = {"recipe": "joint", "sampler": "distilled", "train.distilled_steps": 3}
+    model = fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
+    images = torch.from_numpy(tiny_images().items[:4])
+    again = sw.load(tmp_path / "run", "cpu")
+    assert again.network.distilled is not None
+    np.testing.assert_array_equal(again.predict_proba(images), model.predict_proba(images))

@@ -171,7 +171,10 @@ class Faulty(nn.Module):
 @pytest.mark.parametrize(
     ("factor", "says"),
     [
-        (0.0, "Features collapsed to zero at iteration 0.*Lower `backbone_learning_rate`, or freeze the backbone"),
+        (
+            0.0,
+            "Features collapsed to zero at iteration 0.*Lower `backbone_learning_rate`, or freeze the backbone",
+        ),
         (1e-4, "Features collapsed to zero at iteration 0.*Lower `backbone_learning_rate`"),
         (float("nan"), "no longer finite at iteration 0. Lower `learning_rate` or `backbone_learning_rate`"),
         (float("inf"), "no longer finite at iteration 0. Lower `learning_rate` or `backbone_learning_rate`"),

@@ -1,4 +1,4 @@
-"""What a piece of work costs: seconds and memory."""
+"""Measure the time and memory of a computation."""
 
 import time
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Meter:
-    """Seconds and peak memory from its making on.
+    """A meter of seconds and peak memory since its construction.
 
     >>> cost = Meter(torch.device("cpu")).read()
     >>> sorted(cost)
@@ -19,7 +19,7 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self) -> dict[str, float]:
-        """So far."""
+        """Return seconds and peak memory so far."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         seconds = time.monotonic() - self.started
@@ -27,7 +27,7 @@ class Meter:
 
 
 def peak_memory(device: torch.device) -> float:
-    """In MB (2^20 bytes): of the device, or of the whole process so far where that is a CPU."""
+    """Return the peak memory in MB (2^20 bytes) of a CUDA device, or of this process for a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     try:

@@ -1,4 +1,4 @@
-"""Devices and processes: one process needs nothing but torch, several go through accelerate."""
+"""Devices, and the processes that train together (several need accelerate)."""
 
 import os
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from sourceward._util.errors import InputError
 
 
 def choose_device(name: str | torch.device) -> torch.device:
-    """`auto` is CUDA where there is any."""
+    """Return the device of a name; `auto` is CUDA if it is available."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -22,14 +22,14 @@ def choose_device(name: str | torch.device) -> torch.device:
         raise InputError(f"Expected `device` to be 'cpu', 'cuda' or 'auto', but got {name!r}.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(
-            f"Device {str(name)!r} was asked for, but no CUDA device is here. Use 'cpu' or 'auto'."
+            f"Device {str(name)!r} was requested, but no CUDA device is available. Use 'cpu' or 'auto'."
         )
     return device
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that train together, seen from one of them."""
+    """Rank and number of the processes that train together."""
 
     rank: int = 0
     count: int = 1
@@ -42,7 +42,7 @@ class Processes:
 
     @torch.no_grad()
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Every process ends with the mean gradient, in one message."""
+        """Average gradients over all processes, in one all-reduce."""
         if self.count == 1:
             return
         from accelerate.utils import reduce
@@ -53,7 +53,7 @@ class Processes:
             gradient.copy_(mean.view_as(gradient))
 
     def gather(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """(count, ...): this tensor of every process, on the host."""
+        """Return this tensor of every process, stacked to (count, ...) on the CPU."""
         if self.count == 1:
             return tensor.cpu().unsqueeze(0)
         mine = tensor.to(device).contiguous()
@@ -66,7 +66,7 @@ class Processes:
             self.state.wait_for_everyone()
 
     def main_first(self) -> AbstractContextManager:
-        """The main process goes through the block first, e.g. to fill a cache that the others then read."""
+        """Let the main process run a block first, e.g. to fill a cache that the others read."""
         return nullcontext() if self.state is None else self.state.main_process_first()
 
 
@@ -74,7 +74,7 @@ ALONE = Processes()
 
 
 def join_processes(device: str | torch.device) -> tuple[Processes, torch.device]:
-    """Who trains here, and on which device: under `accelerate launch` or `torchrun` its share, else alone."""
+    """Return the processes (one unless under `accelerate launch` or `torchrun`) and the device."""
     chosen = choose_device(device)
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         return ALONE, chosen

@@ -1,4 +1,4 @@
-"""The one error type for input that only its owner can fix.
+"""Errors: `InputError` for input that the user has to fix, `TrainingError` for failed training.
 
 Every message says what was expected, what was found and what to do. The command line turns an
 `InputError` into a single line on standard error and exit code 2; anything else is a bug and exits 1.
@@ -31,7 +31,7 @@ class TrainingError(RuntimeError):
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
-    """An error for a name that is in no registry, with the nearest names first.
+    """Return the error for an unknown name, with the nearest known names.
 
     >>> print(unknown_name("sampler", "langvin", ["langevin", "nesterov"]))
     Unknown sampler 'langvin'. Did you mean 'langevin'? Known: langevin, nesterov.

@@ -1,7 +1,7 @@
-"""CUDA graphs: a function of tensors of fixed shapes, recorded once and replayed as one launch.
+"""CUDA graphs: a function of tensors of fixed shapes, captured once and replayed as one launch.
 
-Only the recording thread is held to what can be recorded: others may read and copy meanwhile. A graph is
-recorded on the device of its tensors, whichever is the current one.
+Capture is thread-local: other threads may use the device meanwhile. A graph is captured on the device of its
+tensors, whichever is the current one.
 """
 
 import warnings
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 KEPT = 32
-"""Graphs kept for one network: each holds the memory of its intermediate results."""
+"""Largest number of graphs for one network: each holds memory for its intermediate results."""
 
 
 class Graph:
-    """`function(*inputs)` as one launch. The outputs are its own: the next call overwrites them.
+    """A captured `function(*inputs)`. Each call overwrites the outputs of the one before.
 
     Args:
-        function: of tensors on one CUDA device; it may not wait for the device, nor look at values.
+        function: of tensors on one CUDA device; it must not synchronize with the host.
         inputs: examples of the inputs' shapes and types.
-        device: where it runs; the inputs may come from elsewhere.
-        pool: memory of another graph to share; one must be done with before the other is called.
+        device: where it runs; inputs are copied there.
+        pool: memory pool of another graph, to share; the outputs of one are lost when the other runs.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class Graph:
 
 
 class LossGraph:
-    """A loss and its gradients for batches of one shape, as one launch.
+    """A captured loss and its gradients, for batches of one shape.
 
-    Gradients lie in the `grad` of the parameters, and every call writes them anew.
+    Every call overwrites the `grad` of the parameters.
 
     Args:
-        function: from a batch to a loss and whatever else is wanted.
+        function: from a batch to a loss and any other outputs.
         batch: an example: a tensor, or tuples and dictionaries of them.
-        generator: whose numbers the function draws; every call draws new ones.
+        generator: the random generator of the function; every call draws new numbers.
         parameters: those that have gradients.
-        changed: tensors that the function writes to; recording leaves them, and the generator, as they were.
+        changed: tensors that the function writes to; capture restores them and the generator.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LossGraph:
         changed: list[Tensor],
     ) -> None:
         self.batch = each(torch.clone, batch)
-        with left_as_it_was(generator, changed), torch.cuda.device(generator.device):
+        with restored(generator, changed), torch.cuda.device(generator.device):
             _warm_up(lambda: function(self.batch)[0].backward(), 3)
             for parameter in parameters:
                 parameter.grad = None  # so that the graph sets gradients and does not add to them
@@ -76,7 +76,7 @@ class LossGraph:
                 self.outputs[0].backward()
 
     def fits(self, batch: Any) -> bool:
-        """Whether a batch has the shapes that were recorded."""
+        """Return whether a batch has the captured shapes."""
         return _shapes(batch) == _shapes(self.batch)
 
     def __call__(self, batch: Any) -> tuple[Tensor, Any]:
@@ -87,8 +87,7 @@ class LossGraph:
 
 
 def _warm_up(function: Callable[[], Any], times: int) -> None:
-    """Compiles kernels, fills caches, chooses algorithms: what a recording may not do. Beside the current
-    stream, as a recording wants it."""
+    """Run a function on a side stream, since kernels cannot be compiled or chosen during capture."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -98,8 +97,8 @@ def _warm_up(function: Callable[[], Any], times: int) -> None:
 
 
 @contextmanager
-def left_as_it_was(generator: torch.Generator, tensors: list[Tensor]) -> Iterator[None]:
-    """Whatever is drawn and written inside, nothing of it is left afterwards."""
+def restored(generator: torch.Generator, tensors: list[Tensor]) -> Iterator[None]:
+    """Restore the generator and the tensors at the end of the block."""
     state, kept = generator.get_state(), [tensor.clone() for tensor in tensors]
     try:
         yield
@@ -111,7 +110,7 @@ def left_as_it_was(generator: torch.Generator, tensors: list[Tensor]) -> Iterato
 
 
 def each(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """`function` of every tensor."""
+    """Apply `function` to every tensor of a batch of nested tuples and dictionaries."""
     if isinstance(batch, dict):
         return {name: each(function, value) for name, value in batch.items()}
     if isinstance(batch, tuple):
@@ -137,16 +136,16 @@ def replay(
     *inputs: Tensor,
     device: torch.device | None = None,
 ) -> Any:
-    """`function(*inputs)` by the graph under `key`, recorded when it is first asked for.
+    """Return `function(*inputs)` by the graph under `key`, which is captured on first use.
 
-    All graphs of one dictionary share their memory: take what is returned elsewhere before the next call. A
-    function that cannot be recorded is called as it is.
+    All graphs of one dictionary share memory: copy the outputs before the next call. A function that cannot
+    be captured is called directly, with a warning.
 
     Args:
-        graphs: those recorded so far.
-        key: of this function and its inputs' shapes.
+        graphs: the graphs captured so far.
+        key: identifies the function and the shapes of its inputs.
         function, inputs: see `Graph`.
-        device: where the function runs, when inputs come from elsewhere.
+        device: where the function runs, if not on the device of the inputs.
     """
     place = inputs[0].device if device is None else device
     if key not in graphs:
@@ -155,8 +154,8 @@ def replay(
         try:
             pool = next((graph.graph.pool() for graph in graphs.values() if isinstance(graph, Graph)), None)
             graphs[key] = Graph(function, *inputs, device=place, pool=pool)
-        except Exception as error:  # whatever in it cannot be recorded
+        except Exception as error:  # any operation that cannot be captured
             torch.cuda.synchronize(place)
-            warnings.warn(f"No CUDA graph, launching kernels one by one: {error}", stacklevel=2)
+            warnings.warn(f"No CUDA graph, running eagerly: {error}", stacklevel=2)
             graphs[key] = lambda *values: function(*(value.to(place) for value in values))
     return graphs[key](*inputs)

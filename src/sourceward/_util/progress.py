@@ -1,4 +1,4 @@
-"""A progress bar when somebody is watching: rich where it is installed, plain text where it is not."""
+"""A progress bar on standard error, by rich if it is installed, else plain text."""
 
 import sys
 import time
@@ -16,8 +16,8 @@ def progress_bar(total: int, title: str, show: bool | None = None) -> Iterator[A
     """Yield `advance(done, note)`.
 
     Args:
-        total: what counts as done.
-        title: shown at the left.
+        total: the final value of `done`.
+        title: shown on the left.
         show: True, False, or None to show it when standard error is a terminal.
     """
     if not (sys.stderr.isatty() if show is None else show):

@@ -1,4 +1,4 @@
-"""A name for each choice: one verb to register, one to look up, one to list."""
+"""A registry of named parts."""
 
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar

@@ -1,42 +1,59 @@
-"""Tensors and metadata in one safetensors file, and files written whole or not at all; never a pickle."""
+"""Tensors with metadata in safetensors files, and files written atomically; never a pickle."""
 
 import hashlib
 import json
 import os
 import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
 from sourceward._util.errors import InputError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 RESTORE = "Save it again or restore a copy."
-RESTART = "Remove it, and the training starts anew."
-"""What to do about a damaged file, and about one that a training was to go on from."""
+RESTART = "Remove it to start the training again."
+"""Advice for a damaged file, and for a damaged checkpoint."""
 
 
-def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Write `tensors` and JSON `metadata` to `path`; a crash or a full disk leaves the old file as it was."""
+@contextmanager
+def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file that replaces `path` at the end; after an error the old file is unchanged."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    text = json.dumps({**metadata, "sha256": _digest(plain, metadata)}, sort_keys=True)
     try:
-        # Not `save_file`: its files are readable by their owner alone, whatever the umask.
-        temporary.write_bytes(save(plain, metadata={"sourceward": text}))
+        with open(temporary, "xb") as stream:
+            yield stream
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def load_tensors(path: str | Path, fix: str = RESTORE) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote; `fix` is what to do where it is damaged."""
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Write a file atomically."""
+    with atomic_file(path) as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
+
+
+def save_tensors(path: str | Path, tensors: "dict[str, Tensor]", metadata: dict[str, Any]) -> None:
+    """Write `tensors` and JSON `metadata` to `path` atomically, with a checksum of both."""
+    from safetensors.torch import save
+
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    text = json.dumps({**metadata, "sha256": _digest(plain, metadata)}, sort_keys=True)
+    # Not `save_file`: its files are readable by their owner alone, whatever the umask.
+    write_whole(path, save(plain, metadata={"sourceward": text}))
+
+
+def load_tensors(path: str | Path, fix: str = RESTORE) -> "tuple[dict[str, Tensor], dict[str, Any]]":
+    """Read a file of `save_tensors`; `fix` is the advice in the error for a damaged one."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"Expected a sourceward file at '{path}', but found none. Check the path.")
@@ -47,7 +64,7 @@ def load_tensors(path: str | Path, fix: str = RESTORE) -> tuple[dict[str, Tensor
         metadata = json.loads(text or "{}")
         expected = metadata.pop("sha256", None)
         if expected is not None and expected != _digest(tensors, metadata):
-            raise ValueError("its content is not what was saved")
+            raise ValueError("its checksum does not match")
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"'{path}' is damaged or no safetensors file ({error}). {fix}") from None
     if text is None:
@@ -56,7 +73,7 @@ def load_tensors(path: str | Path, fix: str = RESTORE) -> tuple[dict[str, Tensor
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """What `save_tensors` wrote beside the tensors, unchecked; nothing where it cannot be read."""
+    """Return the metadata of a file of `save_tensors` without checking it; {} if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             return json.loads((file.metadata() or {}).get("sourceward", "{}"))
@@ -64,8 +81,10 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
         return {}
 
 
-def _digest(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
-    """Of everything in the file: a flipped bit must not become a prediction."""
+def _digest(tensors: "dict[str, Tensor]", metadata: dict[str, Any]) -> str:
+    """Return the checksum of tensors and metadata, so that a flipped bit does not go unnoticed."""
+    import torch
+
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -73,23 +92,8 @@ def _digest(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: beside it first, then renamed into place."""
-    path = Path(path)
-    data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 def open_folder(path: str | Path) -> Path:
-    """Make a folder and be sure that it can be written, before the work and not after it."""
+    """Create a folder and check that it is writable, before any work is done."""
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -101,8 +105,10 @@ def open_folder(path: str | Path) -> Path:
     return path
 
 
-def tensor_hash(tensors: dict[str, Tensor]) -> str:
-    """Of names and values."""
+def tensor_hash(tensors: "dict[str, Tensor]") -> str:
+    """Return a hash of names and values."""
+    import torch
+
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())

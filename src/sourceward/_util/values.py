@@ -1,4 +1,4 @@
-"""Settings as people give them, in files and as `key=value`, to values of the types that are declared."""
+"""Settings from JSON files and `key=value` texts, converted to the declared types."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from sourceward._util.errors import InputError, unknown_name
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """Settings from a JSON file."""
+    """Read settings from a JSON file."""
     try:
         values = json.loads(Path(path).read_text())
     except OSError as error:
@@ -24,7 +24,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def parse_assignments(texts: list[str], flag: str = "--set") -> dict[str, Any]:
-    """`key=value` texts, as they come after `flag`.
+    """Parse `key=value` texts given with `flag`.
 
     >>> parse_assignments(["max_iter=500", "sampler=nesterov"])
     {'max_iter': 500, 'sampler': 'nesterov'}
@@ -46,7 +46,7 @@ def _literal(text: str) -> Any:
 
 
 def typed(owner: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with the types that the fields of `owner` declare, or an error that says which."""
+    """Convert values to the types declared by the fields of `owner`, or raise an error."""
     hints = get_type_hints(owner)
     known = [f.name for f in fields(owner)]
     result = {}
@@ -58,7 +58,7 @@ def typed(owner: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing(one: Any, other: Any) -> Iterator[str]:
-    """Names of the fields in which two dataclasses of a kind differ, `finetune.max_iter` where they nest."""
+    """Yield the names of fields in which two dataclasses differ, `finetune.max_iter` for nested ones."""
     for name in (field.name for field in fields(one)):
         mine, theirs = getattr(one, name), getattr(other, name)
         if mine != theirs and is_dataclass(mine):

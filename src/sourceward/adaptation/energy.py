@@ -24,7 +24,7 @@ from sourceward.algorithm import Inference, adapt
 from sourceward.functional import row_multiple
 from sourceward.nn import Network, folded
 from sourceward.nn.encoder import ImageEncoder, StaleEncoder
-from sourceward.nn.folded import folded_before
+from sourceward.nn.folded import last_folded
 from sourceward.samplers.chain import keys_of
 from sourceward.settings import AdaptSettings
 
@@ -110,7 +110,7 @@ class EnergyAdaptation:
             _eval_mode(network, encoder)
             return table(inputs)
         key = (*inputs.shape, inputs.dtype, encoder, self.settings, self.sources, self.record)
-        before = folded_before(network)
+        before = last_folded(network)
         graph = None if before is None else before.graphs.get(key)
         with torch.no_grad():
             launched = graph(inputs) if isinstance(graph, Graph) else None

@@ -15,11 +15,10 @@ from torch import Tensor
 from sourceward.adaptation.base import ADAPTERS, AdaptationResult, Unsuitable
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.images import image_preprocessing
-from sourceward.data.augment import normalise
-from sourceward.data.augmix import pixels
 from sourceward.data.transforms import OWN, TRANSFORMS, Copy, as_bytes, make_copies, parse_transforms
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone
+from sourceward.nn.backbones.preprocessing import denormalize, normalize
 from sourceward.nn.feature_statistics import FeatureStatistics
 from sourceward.nn.projection import Projected
 from sourceward.settings import AdaptSettings
@@ -82,7 +81,7 @@ def apply_copy(copy: Copy, predict: Callable[[Tensor], T], statistics: Statistic
     if copy.source == OWN:
         return predict(copy.images)
     assert statistics.feature_statistics is not None
-    with statistics.feature_statistics.toward(backbone, copy.source):
+    with statistics.feature_statistics.adain(backbone, copy.source):
         return predict(copy.images)
 
 
@@ -181,15 +180,13 @@ class TestTimeAugmentation:
         batches = [inputs] if isinstance(inputs, Tensor) else inputs
 
         def to_bytes(batch: Tensor) -> Tensor:
-            return as_bytes(pixels(batch, mean, std))
+            return as_bytes(denormalize(batch, mean, std))
 
-        def normalize(images: Tensor) -> Tensor:
-            return normalise(images, mean, std)
+        def encode(images: Tensor) -> Tensor:
+            return network.features(normalize(images, mean, std))
 
         network.eval()
         backbone, statistics = inner_backbone(network), Statistics.of(network)
         images = map(to_bytes, batches)
-        copies = copy_features(
-            self.transforms, statistics, backbone, lambda x: network.features(normalize(x)), images
-        )
+        copies = copy_features(self.transforms, statistics, backbone, encode, images)
         return predict_copies(network, flat(copies), AdaptSettings().off())

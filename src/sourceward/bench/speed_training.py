@@ -14,7 +14,7 @@ from sourceward.bench.speed_timing import timed, wait
 from sourceward.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augmentation, augment
 from sourceward.functional import keyed_normals, row_keys
 from sourceward.nn import Network
-from sourceward.nn.network import VOICES
+from sourceward.nn.network import CLASSIFIER_WEIGHT
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings, LoopSettings, TrainSettings
 from sourceward.training.loop import ResidentFeed, Trainer, freeze_batchnorm
@@ -90,7 +90,7 @@ def _reference(network: Network, feature: Tensor, steps: int) -> Tensor:
         latents = [network.latent(centers).mean for centers in (own, pooled)]
         votes = [network.head(ends, None, latent).softmax(-1) for latent in latents]
         weight, bias = network.lda()
-        votes = votes * VOICES + [(ends @ weight.T + bias).softmax(-1)] * int(network.lda_weight)
+        votes = votes * CLASSIFIER_WEIGHT + [(ends @ weight.T + bias).softmax(-1)] * int(network.lda_weight)
         return torch.stack(votes).mean((0, 1))
 
 

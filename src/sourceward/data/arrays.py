@@ -1,4 +1,4 @@
-"""Feature vectors that already exist: .npz and .safetensors. Nothing is ever unpickled."""
+"""Readers of feature vectors in .npz and .safetensors files. Nothing is unpickled."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ ROLES = {
     "label": SYNONYMS["label"],
     "domain": SYNONYMS["domain"],
 }
-"""What people call the arrays that have to be there; the first is the name that this library writes."""
+"""Accepted names of the required arrays; the first is the one that this library writes."""
 LAYOUT = (
     "`features` (N, D), `label` (N,) and `domain` (N,), optionally `domains` and `classes` (their names), "
     "`is_validation` (N,) and `held_out` (a domain's name)"
@@ -24,7 +24,7 @@ LAYOUT = (
 
 
 def read_features(path: str | Path) -> DomainDataset:
-    """Features with labels and domains, as codes or as names, from an .npz or a .safetensors file.
+    """Read features with labels and domains, as codes or names, from an .npz or .safetensors file.
 
     A .safetensors file holds no text: there, `domains`, `classes` and `held_out` are JSON in its metadata.
     """
@@ -44,15 +44,16 @@ def read_features(path: str | Path) -> DomainDataset:
                 f"Expected `{key}` in '{path}' to have shape ({len(features)},), one value for each row of "
                 f"`features`, but got {arrays[key].shape}."
             )
-    labels, classes, moved = _names(arrays["label"], arrays.get("classes"), str(path))
+    labels, classes, one_based = _names(arrays["label"], arrays.get("classes"), str(path))
     domains, domain_names, _ = _names(arrays["domain"], arrays.get("domains"), str(path))
     ids = [f"{row:07d}" for row in range(len(features))]
     problems = [
         Problem("nonfinite", ids[row], f"Row {row} holds NaN or infinity.", domains[row])
         for row in np.flatnonzero(~np.isfinite(features).all(axis=1))
     ]
-    if moved:
-        problems.append(Problem("one_based_labels", "label", "Labels count from 1; they were moved to 0."))
+    if one_based:
+        message = "Labels count from 1; they are read as counting from 0."
+        problems.append(Problem("one_based_labels", "label", message))
     if "is_validation" in arrays:
         split: Any = np.where(arrays["is_validation"], "val", "train").tolist()
     else:
@@ -75,16 +76,16 @@ def read_features(path: str | Path) -> DomainDataset:
 
 
 def find_array(arrays: Mapping[str, Any], role: str, where: str | Path) -> str | None:
-    """The array that plays `role`: the one of that name, else the only one of another usual name."""
+    """Return the array for `role`: the one of that name, else the only one with an accepted name."""
     if role in arrays:
         return role
     usual = [name for name in arrays if name.strip().lower() in ROLES[role]]
     if role == "domain" and len(usual) > 1 and "domains" in usual:
-        usual.remove("domains")  # the names of what the other one has codes of
+        usual.remove("domains")  # the names of the codes in the other array
     if len(usual) > 1:
         raise InputError(
-            f"'{where}' has {' and '.join(map(repr, usual))}, and each may be the {role}: rename the one "
-            f"that is meant to {role!r}."
+            f"'{where}' has {' and '.join(map(repr, usual))}, and each may be the {role}: rename the "
+            f"right one to {role!r}."
         )
     return usual[0] if usual else None
 
@@ -103,14 +104,14 @@ def _matrix(features: np.ndarray, path: str | Path) -> np.ndarray:
 def _names(
     values: np.ndarray, names: np.ndarray | None, where: str
 ) -> tuple[list[str], tuple[str, ...], bool]:
-    """Codes or names as names, all names in order, and whether codes counted from 1."""
+    """Return the name of each value, all names in order, and whether codes count from 1."""
     if names is None or not np.issubdtype(values.dtype, np.integer):
         texts = [str(value) for value in values.tolist()]
         known = natural_order(texts) if names is None else tuple(str(name) for name in names)
         return texts, known, False
     known = tuple(str(name) for name in names)
-    codes, moved = zero_based(values, len(known), where)
-    return [known[code] for code in codes], known, moved
+    codes, one_based = zero_based(values, len(known), where)
+    return [known[code] for code in codes], known, one_based
 
 
 def _load_npz(path: str | Path) -> dict[str, np.ndarray]:
@@ -119,7 +120,7 @@ def _load_npz(path: str | Path) -> dict[str, np.ndarray]:
             return {key: archive[key] for key in archive.files}
     except PermissionError:
         raise
-    except Exception:  # zipfile, zlib and numpy each have their own way to say "cut in half"
+    except Exception:  # zipfile, zlib and numpy raise different errors for truncated files
         raise InputError(
             f"'{path}' cannot be read as an .npz of plain arrays. Expected {LAYOUT}; "
             "text must be stored as dtype 'U', not as Python objects."
@@ -127,7 +128,7 @@ def _load_npz(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
-    """Arrays by name, with the names in the metadata beside them."""
+    """Return arrays by name; domain and class names come from the JSON metadata."""
     from safetensors import SafetensorError, safe_open
 
     arrays: dict[str, np.ndarray] = {}
@@ -138,7 +139,7 @@ def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
                 tensor = archive.get_tensor(key)
                 arrays[key] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     except SafetensorError as error:
-        raise InputError(f"'{path}' is not a whole .safetensors file ({error}). Write it again.") from None
+        raise InputError(f"'{path}' is not a complete .safetensors file ({error}). Write it again.") from None
     for key in {"domains", "classes", "held_out"} & metadata.keys():
         arrays[key] = np.array(_json_or_text(metadata[key]))
     return arrays

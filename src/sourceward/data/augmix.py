@@ -2,11 +2,10 @@
 
 Three chains of one to three simple operations are mixed with Dirichlet weights, and the mixture with the
 image itself. The operations are those of the paper, none of which is among the benchmark corruptions.
-Images are float (batch, 3, height, width) in [0, 1] throughout.
+Images are float (batch, 3, height, width) in [0, 1].
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,23 +14,23 @@ from torch import Tensor
 Generator = torch.Generator | None
 
 WIDTH, DEPTH, SEVERITY = 3, 3, 3
-"""Chains, most operations in a chain, strength from 0 to 10: the paper's."""
+"""The paper's number of chains, largest number of operations in a chain, and severity (0 to 10)."""
 
 OPERATIONS = (
     "autocontrast", "equalize", "posterize", "solarize",
     "rotate", "shear_x", "shear_y", "translate_x", "translate_y",
 )  # fmt: skip
 GEOMETRIC = 4
-"""From here on the operations are affine reads of the image."""
+"""Index of the first affine operation."""
 
 
 @torch.no_grad()
 def augmix(images: Tensor, *, severity: float = SEVERITY, generator: Generator = None) -> Tensor:
-    """One AugMix view of each image.
+    """Return one AugMix sample of each image.
 
     >>> images = torch.rand(2, 3, 8, 8)
-    >>> view = augmix(images, generator=torch.Generator().manual_seed(0))
-    >>> view.shape, bool(((view >= 0) & (view <= 1)).all())
+    >>> mixed = augmix(images, generator=torch.Generator().manual_seed(0))
+    >>> mixed.shape, bool(((mixed >= 0) & (mixed <= 1)).all())
     (torch.Size([2, 3, 8, 8]), True)
     """
     count, device = len(images), images.device
@@ -50,16 +49,8 @@ def augmix(images: Tensor, *, severity: float = SEVERITY, generator: Generator =
     return (1 - share) * images + share * mixed
 
 
-def pixels(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Normalised images back to [0, 1]."""
-    out = torch.empty_like(images)
-    for channel, (centre, spread) in enumerate(zip(mean, std)):  # numbers, not tensors: no copy to the device
-        out[:, channel] = (images[:, channel] * spread + centre).clamp(0, 1)
-    return out
-
-
 def random_operation(images: Tensor, severity: float, generator: Generator) -> Tensor:
-    """Every image through an operation of its own."""
+    """Apply to every image one operation, drawn for it."""
     count, device = len(images), images.device
     choice = torch.randint(len(OPERATIONS), (count,), generator=generator, device=device)
     level = torch.rand(count, generator=generator, device=device) * (severity - 0.1) + 0.1
@@ -71,14 +62,17 @@ def random_operation(images: Tensor, severity: float, generator: Generator) -> T
 
 
 def autocontrast(images: Tensor) -> Tensor:
-    """Stretch each channel from 0 to 1; a flat one stays."""
-    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
-    return torch.where(high > low, (images - low) / (high - low).clamp_min(1e-12), images)
+    """Stretch each channel to the range from 0 to 1; a constant channel stays."""
+    from torchvision.transforms.v2.functional import autocontrast_image  # takes a second to import
+
+    return autocontrast_image(images)
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Make the 256 levels of each channel equally frequent: level v becomes the share of pixels below v,
-    counted as PIL does, without the pixels of the brightest level that occurs."""
+    """Equalize the histogram of each channel as PIL does.
+
+    torchvision's `equalize` rounds constant channels to 8 bits, which would change published trainings.
+    """
     batch, channels, height, width = images.shape
     level = (images * 255).round().long().flatten(2)
     count = torch.zeros(batch, channels, 256, device=images.device)
@@ -92,20 +86,20 @@ def equalize(images: Tensor) -> Tensor:
 
 
 def posterize(images: Tensor, level: Tensor) -> Tensor:
-    """Keep the upper 4 - level * 4 / 10 bits."""
+    """Keep the 4 - level * 4 / 10 most significant bits."""
     bits = 4 - (level * 4 / 10).floor()
     size = (2 ** (8 - bits))[:, None, None, None]
     return ((images * 255).round() / size).floor() * size / 255
 
 
 def solarize(images: Tensor, level: Tensor) -> Tensor:
-    """Turn over what is at least as bright as 1 - level / 10."""
+    """Invert pixels of value 1 - level / 10 or more."""
     bound = (256 - (level * 256 / 10).floor())[:, None, None, None] / 255
     return torch.where(images < bound, images, 1 - images)
 
 
 def affine(images: Tensor, kind: Tensor, level: Tensor) -> Tensor:
-    """0 rotate by level * 3 degrees, 1 and 2 shear by level * 0.03, 3 and 4 translate by level / 30."""
+    """Rotate by level * 3 degrees (kind 0), shear by level * 0.03 (1, 2), translate by level / 30 (3, 4)."""
     height, width = images.shape[-2:]
     angle = torch.where(kind == 0, level * (math.pi * 30 / 180 / 10), 0.0)
     shear, shift = level * 0.3 / 10, level / 10 * 2 / 3  # the grid spans 2, a third of the side at level 10

@@ -1,22 +1,19 @@
-"""Decoded images on disk. Every image has a key, so that a part of what was cached is found again."""
+"""A cache of decoded images on disk. Every image has its own key, so subsets are found again."""
 
 import hashlib
 import os
-import tempfile
 import warnings
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 import numpy as np
-import torch
 
+from sourceward._util.storage import atomic_file
 from sourceward.data.dataset import DomainDataset
 
 
 def cache_folder() -> Path:
-    """$SOURCEWARD_CACHE, else `sourceward` in $XDG_CACHE_HOME, else in ~/.cache."""
+    """Return $SOURCEWARD_CACHE, else `sourceward` in $XDG_CACHE_HOME, else in ~/.cache."""
     given = os.environ.get("SOURCEWARD_CACHE")
     if given:
         return Path(given)
@@ -24,7 +21,7 @@ def cache_folder() -> Path:
 
 
 def image_keys(dataset: DomainDataset) -> np.ndarray:
-    """A number for each image, uint64 (N,), from its id, signature and file time; labels play no part."""
+    """Return a key for each image, uint64 (N,), from its id, signature and file time, not its label."""
 
     @cache
     def changed(path: str) -> int:
@@ -38,8 +35,8 @@ def image_keys(dataset: DomainDataset) -> np.ndarray:
     return np.frombuffer(b"".join(map(key, dataset.ids, dataset.items)), dtype="<u8")
 
 
-def find(folder: Path, keys: np.ndarray) -> torch.Tensor | None:
-    """The images with these keys, if one file in `folder` holds them all. Writing to them changes no file."""
+def find(folder: Path, keys: np.ndarray) -> np.ndarray | None:
+    """Return the images with these keys if one file in `folder` holds all; writing to them is safe."""
     for file in sorted(folder.glob("*.keys.npy")):
         stored = np.load(file)
         order = np.argsort(stored)
@@ -49,33 +46,21 @@ def find(folder: Path, keys: np.ndarray) -> torch.Tensor | None:
         if np.array_equal(stored[rows], keys) and images.exists():
             pixels = np.load(images, mmap_mode="c")
             whole = len(keys) == len(stored) and np.array_equal(rows, np.arange(len(rows)))
-            return torch.from_numpy(pixels if whole else pixels[rows])
+            return pixels if whole else pixels[rows]
     return None
 
 
 def store(folder: Path, keys: np.ndarray, images: np.ndarray) -> None:
-    """Write images, then keys, each whole or not at all. A cache that cannot be written is only a warning."""
+    """Write images, then keys, each atomically. Warn if the cache cannot be written."""
     name = hashlib.blake2b(keys.tobytes(), digest_size=12).hexdigest()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / f"{name}.images.npy", lambda stream: np.save(stream, images))
-        _write(folder / f"{name}.keys.npy", lambda stream: np.save(stream, keys))
+        for kind, array in (("images", images), ("keys", keys)):
+            with atomic_file(folder / f"{name}.{kind}.npy") as stream:
+                np.save(stream, array)
     except OSError as error:
         warnings.warn(
             f"Decoded images were not cached in '{folder}': {error.strerror}. They will be decoded again "
             "next time; set SOURCEWARD_CACHE to a folder with room.",
             stacklevel=4,
         )
-
-
-def _write(file: Path, save: Callable[[IO[bytes]], None]) -> None:
-    partial = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as stream:
-            partial = Path(stream.name)
-            save(stream)
-        os.replace(partial, file)
-    except OSError:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
-        raise

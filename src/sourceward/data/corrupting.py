@@ -1,19 +1,21 @@
-"""One clean domain and what corruptions make of it: further sources to practise on, and targets."""
+"""Domains made from a clean one by synthetic corruptions: further sources, and targets."""
 
 import io
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, ImageItem, build
 from sourceward.data.decode import Geometry, decode_image, geometry, resize_arrays
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 CLEAN = "clean"
 SPLIT_BY = "a tenth of each class of the clean images, with all their copies"
@@ -25,20 +27,23 @@ def corrupted_domains(
     severity: int = 5,
     *,
     test: DomainDataset | None = None,
-    practice: Sequence[str] = (),
+    source_corruptions: Sequence[str] = (),
     size: int | None = None,
     seed: int = 0,
 ) -> DomainDataset:
-    """The domain "clean", a source for each corruption in `practice`, a target for each in `corruptions`.
+    """Return the domain "clean", sources for `source_corruptions` and targets for `corruptions`.
 
     Targets are made from `test`, or else from the validation images of `clean`; an image and its corrupted
-    copies train together or validate together. `corruptions` are the 15 test ones unless given. Arrays are
+    copies are on the same side of the split. `corruptions` defaults to the 15 test corruptions. Arrays are
     resized to `size` and corrupted now, image files when they are read.
     """
-    targets, sources = choose_corruptions(corruptions, severity), choose_corruptions(practice, severity)
+    targets = choose_corruptions(corruptions, severity)
+    sources = choose_corruptions(source_corruptions, severity)
     if set(targets) & set(sources):
         both = ", ".join(sorted(set(targets) & set(sources)))
-        raise InputError(f"Expected `practice` and `corruptions` to share nothing, but both hold {both}.")
+        raise InputError(
+            f"Expected `source_corruptions` and `corruptions` to be disjoint, but both hold {both}."
+        )
     _, val = clean.train_val_indices(seed=seed)
     test = clean.select(val) if test is None else test
     shape = geometry(size or (clean.items.shape[-2:] if isinstance(clean.items, np.ndarray) else 224))
@@ -63,19 +68,19 @@ def corrupted_domains(
 
 
 def choose_corruptions(corruptions: Sequence[str] | None, severity: int) -> tuple[str, ...]:
-    """Checked names; the 15 test corruptions for None."""
+    """Check names and severity; None stands for the 15 test corruptions."""
     from sourceward.data.corruptions import CORRUPTIONS, TEST_CORRUPTIONS
 
     if severity not in range(1, 6):
         raise InputError(f"Expected `severity` to be 1 (mild) to 5 (severe), but got {severity}.")
     names = TEST_CORRUPTIONS if corruptions is None else tuple(corruptions)
     for name in names:
-        CORRUPTIONS[name]  # an unknown one is answered with the nearest names
+        CORRUPTIONS[name]  # raises an error for an unknown name
     return names
 
 
 def _corrupt(data: DomainDataset, name: str, severity: int, shape: Geometry, seed: int) -> Any:
-    """The items of `data` under one corruption."""
+    """Return the items of `data` under one corruption."""
     if isinstance(data.items, np.ndarray):
         pixels = resize_arrays(data.items, shape).numpy()
         return pixels if name == CLEAN else _corrupt_arrays(pixels, name, severity, seed)
@@ -86,21 +91,27 @@ def _corrupt(data: DomainDataset, name: str, severity: int, shape: Geometry, see
 
 
 def _corrupt_arrays(pixels: np.ndarray, name: str, severity: int, seed: int, chunk: int = 1000) -> np.ndarray:
-    """uint8 (N, 3, H, W) corrupted in batches; seed, name and severity decide the noise."""
+    """Corrupt uint8 (N, 3, H, W); the noise depends on seed, name and severity."""
+    import torch
+
     from sourceward.data.corruptions import corrupt
 
-    generator = corruption_noise(torch.device("cpu"), f"{name}{severity}", seed)
+    generator = corruption_generator("cpu", f"{name}{severity}", seed)
     parts = torch.from_numpy(np.ascontiguousarray(pixels)).split(chunk)
     return torch.cat([corrupt(part, name, severity, generator=generator) for part in parts]).numpy()
 
 
-def corruption_noise(device: torch.device, name: str, seed: int) -> torch.Generator:
-    """The randomness of one corruption."""
+def corruption_generator(device: "torch.device | str", name: str, seed: int) -> "torch.Generator":
+    """Return the random generator of one corruption."""
+    import torch
+
     return torch.Generator(device).manual_seed(zlib.crc32(f"{seed}{name}".encode()))
 
 
-def corrupt_in_turn(images: Tensor, name: str, first: int, generator: torch.Generator) -> Tensor:
-    """uint8 (N, 3, H, W) under one corruption, image i at severity (first + i) mod 5 + 1."""
+def corrupt_cycling(images: "Tensor", name: str, first: int, generator: "torch.Generator") -> "Tensor":
+    """Corrupt uint8 (N, 3, H, W), image i at severity (first + i) mod 5 + 1."""
+    import torch
+
     from sourceward.data.corruptions import corrupt
 
     copies = torch.empty_like(images)
@@ -113,7 +124,7 @@ def corrupt_in_turn(images: Tensor, name: str, first: int, generator: torch.Gene
 
 @dataclass(frozen=True, slots=True)
 class CorruptedImage:
-    """A clean image that is corrupted each time it is read, always in the same way."""
+    """A clean image that is corrupted whenever it is read, always in the same way."""
 
     clean: ImageItem
     name: str

@@ -1,4 +1,4 @@
-"""What every reader returns: samples with a class, a domain, a name, and whatever was wrong with them."""
+"""`DomainDataset`, which every reader returns: samples with class, domain and id, and problems found."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -13,18 +13,18 @@ Kind = Literal["image", "text", "features"]
 
 
 class ImageItem(Protocol):
-    """An image that is read when asked for."""
+    """An image that is read on demand."""
 
     def read(self) -> bytes:
-        """The encoded image."""
+        """Return the encoded image."""
 
     def signature(self) -> str:
-        """A short text that changes when the image does, without reading it."""
+        """Return a short text that changes when the image does, without reading it."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something found while reading that its owner should know about."""
+    """Something wrong with the data that was found while reading it."""
 
     kind: str
     where: str
@@ -38,10 +38,9 @@ class DomainDataset:
 
     `items` is a tuple of `ImageItem` or an uint8 array (N, 1 or 3, H, W) for images, a tuple of strings for
     texts, a float32 array (N, D) for features. `labels` and `domains` are int64 (N,) codes into `classes` and
-    `domain_names`. `ids` are names that stay the same from machine to machine. `split` is None or one of
-    "train" and "val" for each sample, where the dataset's owners say so or its reader does: `split_by` says
-    who. `targets` are the domains that the owners hold out. `problems` lists what could not be used: nothing
-    is dropped without an entry there.
+    `domain_names`. `ids` do not depend on the machine. `split` is None, or "train" or "val" for each sample,
+    where the dataset or its reader defines a split; `split_by` says which. `targets` are the domains that the
+    dataset holds out. `problems` lists everything that could not be used; nothing is dropped silently.
     """
 
     kind: Kind
@@ -61,7 +60,7 @@ class DomainDataset:
         return len(self.labels)
 
     def select(self, indices: Sequence[int] | np.ndarray) -> "DomainDataset":
-        """The samples at `indices`, in that order; classes, domains and problems stay as they are."""
+        """Return the samples at `indices`, in that order; classes, domains and problems do not change."""
         rows = np.asarray(indices)
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
         items = self.items[rows] if isinstance(self.items, np.ndarray) else tuple(self.items[i] for i in rows)
@@ -75,7 +74,7 @@ class DomainDataset:
         )
 
     def of_domains(self, names: str | Sequence[str]) -> "DomainDataset":
-        """Only the domains in `names`, renumbered in that order."""
+        """Return the domains in `names` only, renumbered in that order."""
         wanted = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
         for name in wanted:
             if name not in self.domain_names:
@@ -92,7 +91,7 @@ class DomainDataset:
         )
 
     def without(self, target: str | Sequence[str]) -> "DomainDataset":
-        """Every domain but `target`: the sources."""
+        """Return all domains except `target`: the sources."""
         left_out = (target,) if isinstance(target, str) else tuple(target)
         for name in left_out:
             if name not in self.domain_names:
@@ -100,12 +99,11 @@ class DomainDataset:
         return self.of_domains([name for name in self.domain_names if name not in left_out])
 
     def train_val_indices(self, fraction: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Rows to train on and rows to select on.
+        """Return training rows and validation rows.
 
-        The owners' lists when there are any. Otherwise `fraction` of every class of every domain validates,
-        at least one sample where there are two, and never all. A sample's place depends on the seed,
-        its own id and its own stratum: neither the order of the samples nor the labels of another domain can
-        change it.
+        A given split is used as it is. Otherwise `fraction` of every class of every domain validates, at
+        least one sample of two or more, and never all. The side of a sample depends on the seed, its id and
+        its own class and domain, not on the order of the samples or on the labels of other domains.
         """
         if self.split is not None:
             held = self.split == "val"
@@ -125,28 +123,28 @@ class DomainDataset:
         return np.flatnonzero(~held), np.flatnonzero(held)
 
     def train_val(self, fraction: float = 0.1, seed: int = 0) -> tuple["DomainDataset", "DomainDataset"]:
-        """The dataset in two, as `train_val_indices` says."""
+        """Return training and validation samples, split by `train_val_indices`."""
         train, val = self.train_val_indices(fraction, seed)
         return self.select(train), self.select(val)
 
     def counts(self) -> np.ndarray:
-        """Number of samples, int64 (domains, classes)."""
+        """Return the number of samples, int64 (domains, classes)."""
         shape = len(self.domain_names), len(self.classes)
         flat = self.domains * shape[1] + self.labels
         return np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
 
     def missing_classes(self) -> list[tuple[str, str]]:
-        """Pairs (domain, class) without a single sample."""
+        """Return the pairs (domain, class) without samples."""
         empty = np.argwhere(self.counts() == 0)
         return [(self.domain_names[d], self.classes[c]) for d, c in empty]
 
     def content_hash(self) -> str:
-        """A hash of ids and items, blind to labels; image files count by name and byte size, not by pixel."""
+        """Return a hash of ids and items, not of labels; of image files, id and size in bytes are hashed."""
         hasher = hashlib.blake2b(self.kind.encode(), digest_size=16)
         hasher.update(_bytes(self.ids))
         if isinstance(self.items, np.ndarray):
             hasher.update(f"{self.items.dtype}{self.items.shape}".encode())
-            for start in range(0, len(self.items), 4096):  # in pieces: the array may be a view of a file
+            for start in range(0, len(self.items), 4096):  # in chunks: the array may be memory-mapped
                 hasher.update(np.ascontiguousarray(self.items[start : start + 4096]).data)
         else:
             texts = self.items if self.kind == "text" else (item.signature() for item in self.items)
@@ -154,7 +152,7 @@ class DomainDataset:
         return hasher.hexdigest()
 
     def fingerprint(self) -> str:
-        """`content_hash` with labels, domains, their names and the split: the same on every machine."""
+        """Return a hash of content, labels, domains, their names and the split, equal on every machine."""
         hasher = hashlib.blake2b(self.content_hash().encode(), digest_size=16)
         for names in (self.classes, self.domain_names):
             hasher.update(_bytes(names) + b"\1")
@@ -179,7 +177,7 @@ def build(
     targets: Sequence[str] = (),
     name: str = "",
 ) -> DomainDataset:
-    """A dataset from names; orders them, numbers them and reports classes that a domain lacks."""
+    """Build a dataset from label and domain names, and report classes that a domain lacks."""
     classes = natural_order(labels) if classes is None else tuple(classes)
     domain_names = natural_order(domains) if domain_names is None else tuple(domain_names)
     dataset = DomainDataset(
@@ -203,7 +201,7 @@ def build(
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Distinct names; numbers by value, anything else alphabetically.
+    """Return the distinct names in order: numbers by value, others alphabetically.
 
     >>> natural_order(["10", "9", "10"]), natural_order(["b", "a", "10"])
     (('9', '10'), ('10', 'a', 'b'))
@@ -216,7 +214,7 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def zero_based(labels: np.ndarray, num_classes: int, where: str) -> tuple[np.ndarray, bool]:
-    """Label codes counted from 0, and whether they had to be moved from 1.
+    """Return label codes that count from 0, and whether they counted from 1.
 
     >>> zero_based(np.array([1, 2, 3]), 3, "list.txt")
     (array([0, 1, 2]), True)
@@ -247,5 +245,5 @@ def _digest(text: str) -> str:
 
 
 def _bytes(texts: Iterable[str]) -> bytes:
-    """File names may hold bytes that are no text; they count as what they are."""
+    """Encode texts; file names may hold bytes that are not valid UTF-8."""
     return "\0".join(texts).encode(errors="surrogateescape")

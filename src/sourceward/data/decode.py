@@ -1,74 +1,77 @@
-"""From encoded images to uint8 tensors: on every core, cached by content, nothing skipped in silence."""
+"""Decode images to uint8 arrays and tensors: on every core, cached on disk, unreadable files reported.
+
+torch is imported where tensors are made, so that reading and diagnosing a dataset does without it.
+"""
 
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
 
 from sourceward._util.errors import InputError
 from sourceward.data.cache import cache_folder, find, image_keys, store
-from sourceward.data.dataset import DomainDataset, Problem
+from sourceward.data.dataset import DomainDataset
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Progress = Callable[[int, int], None]  # (done, total)
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-DECODER_VERSION = 1  # part of the cache: raise it when the same file would give other pixels
+DECODER_VERSION = 1  # part of the cache key: raise it when the same file would give other pixels
 
 
-class Geometry(NamedTuple):
-    """How an image becomes `height` x `width`.
+@dataclass(frozen=True)
+class Geometry:
+    """How an image is brought to `height` x `width`.
 
-    fit="crop" scales the shorter side to size / crop_pct and cuts the centre; "exact" stretches.
+    fit="crop" scales the shorter side to size / crop_pct and crops the centre; "exact" ignores the aspect.
     """
 
     height: int
     width: int
-    fit: Literal["crop", "exact"] = "crop"
+    fit: str = "crop"
     crop_pct: float = 1.0
     interpolation: str = "bilinear"
 
+    def __post_init__(self) -> None:
+        if self.height < 1 or self.width < 1:
+            raise InputError(f"Expected `size` to be 1 pixel or more, but got {(self.height, self.width)}.")
+        if self.fit not in ("crop", "exact"):
+            raise InputError(f"Expected `fit` to be 'crop' or 'exact', but got {self.fit!r}.")
+        if not 0 < self.crop_pct <= 1:
+            raise InputError(
+                f"Expected `crop_pct` to lie in (0, 1], but got {self.crop_pct}. "
+                "1 keeps the whole shorter side."
+            )
+        if self.interpolation not in INTERPOLATIONS:
+            raise InputError(
+                f"Expected `interpolation` to be 'bilinear' or 'bicubic', but got {self.interpolation!r}."
+            )
 
-class Decoded(NamedTuple):
-    """Images uint8 (N, 3, H, W), the dataset they belong to row by row, and those that could not be read."""
 
-    images: torch.Tensor
-    dataset: DomainDataset
-    problems: tuple[Problem, ...]
+Size = int | tuple[int, int] | Geometry
 
 
-def geometry(
-    size: int | tuple[int, int], fit: str = "crop", crop_pct: float = 1.0, interpolation: str = "bilinear"
-) -> Geometry:
-    """A checked `Geometry`; `size` is a side or (height, width)."""
-    height, width = (size, size) if isinstance(size, int) else size
-    if height < 1 or width < 1:
-        raise InputError(f"Expected `size` to be 1 pixel or more, but got {size}.")
-    if fit not in ("crop", "exact"):
-        raise InputError(f"Expected `fit` to be 'crop' or 'exact', but got {fit!r}.")
-    if not 0 < crop_pct <= 1:
-        raise InputError(
-            f"Expected `crop_pct` to lie in (0, 1], but got {crop_pct}. 1 keeps the whole shorter side."
-        )
-    if interpolation not in INTERPOLATIONS:
-        raise InputError(
-            f"Expected `interpolation` to be 'bilinear' or 'bicubic', but got {interpolation!r}."
-        )
-    return Geometry(height, width, fit, crop_pct, interpolation)  # type: ignore[arg-type]
+def geometry(size: Size) -> Geometry:
+    """Return a `Geometry` for a side, for (height, width) or for a `Geometry`."""
+    if isinstance(size, Geometry):
+        return size
+    return Geometry(size, size) if isinstance(size, int) else Geometry(*size)
 
 
 def decode_image(source: bytes | str | Path | Image.Image, shape: Geometry) -> np.ndarray:
-    """One image as uint8 (3, H, W), RGB, upright. The content decides the format, not the file's name."""
+    """Decode one image to uint8 (3, H, W), RGB, upright. Its format is detected from its content."""
     if isinstance(source, Image.Image):
         return _fit(_rgb(source), shape)
     with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-        # A JPEG can be read at 1/2, 1/4 or 1/8 of its size; twice the size we need leaves room to filter.
+        # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; twice the size needed keeps the resize sharp.
         image.draft(
             "RGB", (round(2 * shape.width / shape.crop_pct), round(2 * shape.height / shape.crop_pct))
         )
@@ -82,7 +85,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _scaled(height: int, width: int, shape: Geometry) -> tuple[int, int]:
-    """Height and width before the cut."""
+    """Return height and width before the crop."""
     if shape.fit == "exact":
         return shape.height, shape.width
     scale = max(shape.height / shape.crop_pct / height, shape.width / shape.crop_pct / width)
@@ -98,79 +101,48 @@ def _fit(image: Image.Image, shape: Geometry) -> np.ndarray:
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def load_images(
-    dataset: DomainDataset,
-    size: int | tuple[int, int],
-    *,
-    indices: Sequence[int] | np.ndarray | None = None,
-    fit: str = "crop",
-    crop_pct: float = 1.0,
-    interpolation: str = "bilinear",
-    cache_dir: str | Path | None = None,
-    workers: int | None = None,
-    progress: Progress | None = None,
-) -> torch.Tensor:
-    """Every image (or those at `indices`) as uint8 (N, 3, H, W); an unreadable one is an `InputError`.
-
-    `decode_images` is the same, and can go on without the unreadable ones.
-    """
-    chosen = dataset if indices is None else dataset.select(indices)
-    decoded = decode_images(
-        chosen,
-        size,
-        fit=fit,
-        crop_pct=crop_pct,
-        interpolation=interpolation,
-        cache_dir=cache_dir,
-        workers=workers,
-        progress=progress,
-    )
-    return decoded.images
-
-
 def decode_images(
     dataset: DomainDataset,
-    size: int | tuple[int, int],
+    size: Size,
     *,
-    fit: str = "crop",
-    crop_pct: float = 1.0,
-    interpolation: str = "bilinear",
     cache_dir: str | Path | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
-) -> Decoded:
-    """Decode once, then read from the cache; what was cached for a dataset serves its parts too.
+) -> "Tensor":
+    """Return every image as uint8 (N, 3, H, W), decoded once and then read from the cache.
 
-    on_error="skip" leaves unreadable images out of `images` and `dataset` alike and lists them in `problems`.
-    `cache_dir=None` means `cache_folder()`; "" means no cache. Arrays in memory are never cached.
+    What is cached for a dataset serves its subsets, too. `cache_dir=None` means `cache_folder()`, "" means no
+    cache; arrays in memory are not cached. An unreadable image is an `InputError`.
     """
-    if dataset.kind != "image":
-        raise InputError(f"Expected a dataset of images, but '{dataset.name}' holds {dataset.kind}.")
-    shape = geometry(size, fit, crop_pct, interpolation)
+    import torch
+
+    check_images(dataset)
+    shape = geometry(size)
     if isinstance(dataset.items, np.ndarray):
-        return Decoded(resize_arrays(dataset.items, shape), dataset, ())
+        return resize_arrays(dataset.items, shape)
     folder = (cache_folder() if cache_dir is None else Path(cache_dir)) / "images" / _folder_name(shape)
     keys = image_keys(dataset)
-    cached = None if cache_dir == "" else find(folder, keys)
-    if cached is not None:
-        return Decoded(cached, dataset, ())
-    images, reasons = _decode_all(dataset, shape, workers, progress)
-    if reasons:
-        return _without_broken(images, dataset, reasons, on_error)
-    if cache_dir != "" and len(dataset):
-        store(folder, keys, images)
-    return Decoded(torch.from_numpy(images), dataset, ())
+    images = None if cache_dir == "" else find(folder, keys)
+    if images is None:
+        images = _decode_all(dataset, shape, workers, progress)
+        if cache_dir != "" and len(dataset):
+            store(folder, keys, images)
+    return torch.from_numpy(images)
+
+
+def check_images(dataset: DomainDataset) -> None:
+    if dataset.kind != "image":
+        raise InputError(f"Expected a dataset of images, but '{dataset.name}' holds {dataset.kind}.")
 
 
 def _folder_name(shape: Geometry) -> str:
-    height, width, fit, crop_pct, interpolation = shape
+    height, width, fit, crop_pct, interpolation = astuple(shape)
     return f"v{DECODER_VERSION}-{height}x{width}-{fit}-{crop_pct:g}-{interpolation}"
 
 
 def _decode_all(
     dataset: DomainDataset, shape: Geometry, workers: int | None, progress: Progress | None
-) -> tuple[np.ndarray, dict[int, str]]:
+) -> np.ndarray:
     images = np.empty((len(dataset), 3, shape.height, shape.width), dtype=np.uint8)
 
     def decode(row: int) -> str | None:
@@ -180,17 +152,23 @@ def _decode_all(
         images[row] = result
         return None
 
-    reasons: dict[int, str] = {}
+    reasons: list[str] = []
     for row, reason in enumerate(map_threads(decode, range(len(dataset)), workers)):
         if reason is not None:
-            reasons[row] = reason
+            reasons.append(f"{dataset.ids[row]!r} ({reason})")
         if progress is not None:
             progress(row + 1, len(dataset))
-    return images, reasons
+    if reasons:
+        more = f" and {len(reasons) - 3:,} more" if len(reasons) > 3 else ""
+        raise InputError(
+            f"{len(reasons):,} of {len(dataset):,} images of '{dataset.name}' cannot be read: "
+            f"{', '.join(reasons[:3])}{more}. Replace or remove them; `sourceward doctor` lists all of them."
+        )
+    return images
 
 
 def try_decode(item: object, shape: Geometry) -> np.ndarray | str:
-    """The image, or why it cannot be read."""
+    """Return the decoded image, or the reason why it cannot be read."""
     try:
         return decode_image(item.read(), shape)  # type: ignore[attr-defined]
     except Exception as error:  # every format of PIL has its own exceptions for broken files
@@ -198,7 +176,7 @@ def try_decode(item: object, shape: Geometry) -> np.ndarray | str:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file cannot be read, for a person: one line, no addresses of objects.
+    """Return the reason of an error in one line, without addresses of objects.
 
     >>> reason_of(OSError("cannot identify image file <_io.BytesIO object at 0x7f5>"))
     'cannot identify image file'
@@ -210,7 +188,7 @@ def reason_of(error: Exception) -> str:
 
 
 def map_threads(work: Callable, rows: Iterable[int], workers: int | None) -> Iterable:
-    """`work` over `rows`, in order. PIL works without the interpreter lock, so threads suffice."""
+    """Map `work` over `rows` in threads, in order. PIL releases the interpreter lock while it decodes."""
     with ThreadPoolExecutor(workers or available_cores()) as pool:
         yield from pool.map(work, rows)
 
@@ -219,27 +197,10 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _without_broken(
-    images: np.ndarray, dataset: DomainDataset, reasons: dict[int, str], on_error: str
-) -> Decoded:
-    if on_error == "raise":
-        shown = ", ".join(f"{dataset.ids[row]!r} ({why})" for row, why in list(reasons.items())[:3])
-        more = f" and {len(reasons) - 3:,} more" if len(reasons) > 3 else ""
-        raise InputError(
-            f"{len(reasons):,} of {len(dataset):,} images of '{dataset.name}' cannot be read: {shown}{more}. "
-            "Replace or remove them; `sourceward doctor` lists all of them."
-        )
-    problems = tuple(
-        Problem("unreadable", dataset.ids[row], why, dataset.domain_names[dataset.domains[row]])
-        for row, why in reasons.items()
-    )
-    kept = np.setdiff1d(np.arange(len(dataset)), list(reasons))
-    rest = dataset.select(kept)
-    return Decoded(torch.from_numpy(images[kept]), replace(rest, problems=rest.problems + problems), problems)
+def resize_arrays(pixels: np.ndarray, shape: Geometry, chunk: int = 1024) -> "Tensor":
+    """Resize uint8 (N, 1 or 3, h, w) to RGB (N, 3, H, W); gray images share one channel in memory."""
+    import torch
 
-
-def resize_arrays(pixels: np.ndarray, shape: Geometry, chunk: int = 1024) -> torch.Tensor:
-    """uint8 (N, 1 or 3, h, w) as RGB (N, 3, H, W); gray images share their three channels in memory."""
     images = torch.from_numpy(np.ascontiguousarray(pixels))
     down, across = _scaled(images.shape[-2], images.shape[-1], shape)
     if (down, across) != images.shape[-2:]:
@@ -251,6 +212,8 @@ def resize_arrays(pixels: np.ndarray, shape: Geometry, chunk: int = 1024) -> tor
     return images.expand(-1, 3, -1, -1)
 
 
-def _resize(images: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
-    values = torch.nn.functional.interpolate(images.float(), size, mode=mode, antialias=True)
+def _resize(images: "Tensor", size: tuple[int, int], mode: str) -> "Tensor":
+    from torch.nn.functional import interpolate
+
+    values = interpolate(images.float(), size, mode=mode, antialias=True)
     return values.round().clamp(0, 255).byte()

@@ -1,4 +1,4 @@
-"""What is in a dataset, what is wrong with it, and what `fit` would do with it."""
+"""Diagnose a dataset: what it holds, what is wrong with it, and what `fit` would do with it."""
 
 import hashlib
 import io
@@ -16,7 +16,6 @@ from sourceward.data.dataset import DomainDataset, Problem
 from sourceward.data.decode import Progress, map_threads, reason_of
 from sourceward.data.open import open_dataset
 from sourceward.data.tree import read_tree
-from sourceward.functional.span import wrong_span
 
 BROKEN = ("empty_file", "missing_file", "unreadable")
 Groups = tuple[tuple[str, ...], ...]
@@ -24,7 +23,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why `fit` would not start, and how to change that."""
+    """Why `fit` would refuse the data, and what to do about it."""
 
     reason: str
     fix: str
@@ -32,7 +31,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class SizeRange:
-    """Smallest, middle and largest (width, height) of the images, by area."""
+    """Smallest, median and largest (width, height) of the images, by area."""
 
     smallest: tuple[int, int]
     median: tuple[int, int]
@@ -41,10 +40,10 @@ class SizeRange:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings of `doctor`. `counts` is (domains, classes).
+    """The result of `doctor`. `counts` is (domains, classes).
 
-    Groups of ids of equal content: `duplicates` lie in several domains, `contradictions` have several
-    classes, `repeats` are in one class of one domain. A group may be in more than one of them.
+    Groups of ids of identical samples: `duplicates` occur in several domains, `contradictions` in several
+    classes, `repeats` in one class of one domain. A group may be in more than one of these.
     """
 
     name: str
@@ -68,12 +67,12 @@ class Diagnosis:
     refusals: tuple[Refusal, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and text, ready for JSON."""
+        """Return plain lists, numbers and text for JSON."""
         return asdict(self)
 
 
 class Findings(NamedTuple):
-    """What one look at an item tells: a hash of its content, its (width, height), why it cannot be read."""
+    """The examination of one item: hash of its content, (width, height), why it cannot be read."""
 
     digest: bytes
     size: tuple[int, int] | None = None
@@ -90,9 +89,9 @@ def doctor(
     progress: Progress | None = None,
     **options: Any,
 ) -> Diagnosis:
-    """Examine a dataset. Every image is decoded; `quick` reads the headers only, which misses torn files.
+    """Examine a dataset. Every image is decoded; `quick` reads headers only and misses truncated files.
 
-    `target` names domains that will not be trained on, so that what they lack does not matter.
+    `target` names domains that will not be trained on: their gaps are no reason for a refusal.
     """
     try:
         dataset = open_dataset(data, **options)
@@ -100,16 +99,16 @@ def doctor(
         return _unopened(str(data), error)
     found = _examine(dataset, quick, workers, progress)
     across, contradictions, repeats = _equal_samples(dataset, [item.digest for item in found])
-    torn = tuple(
+    unreadable = tuple(
         Problem("unreadable", dataset.ids[row], item.reason, dataset.domain_names[dataset.domains[row]])
         for row, item in enumerate(found)
         if item.reason is not None
     )
-    broken = tuple(p for p in dataset.problems if p.kind in BROKEN) + torn
+    broken = tuple(p for p in dataset.problems if p.kind in BROKEN) + unreadable
     left_out = ((target,) if isinstance(target, str) else tuple(target)) or dataset.targets
     sources = dataset.without(left_out) if left_out else dataset
     trained_on = tuple(p for p in broken if p.domain is None or p.domain in sources.domain_names)
-    counts = dataset.counts()
+    counts, (train, val) = dataset.counts(), dataset.train_val_indices()
     return Diagnosis(
         name=dataset.name,
         kind=dataset.kind,
@@ -118,7 +117,7 @@ def doctor(
         classes=dataset.classes,
         counts=tuple(tuple(int(n) for n in row) for row in counts),
         targets=tuple(left_out),
-        split=_split_counts(dataset),
+        split=None if dataset.split is None else (len(train), len(val)),
         split_by=_split_by(dataset),
         image_sizes=_size_range([item.size for item in found if item.size]),
         duplicates=across,
@@ -136,22 +135,22 @@ def doctor(
 def _examine(
     dataset: DomainDataset, quick: bool, workers: int | None, progress: Progress | None
 ) -> list[Findings]:
-    def look(row: int) -> Findings:
+    def examine(row: int) -> Findings:
         item = dataset.items[row]
         if isinstance(item, np.ndarray):
             size = (item.shape[-1], item.shape[-2]) if dataset.kind == "image" else None
             return Findings(_digest(np.ascontiguousarray(item).tobytes()), size)
-        return Findings(_digest(item.encode())) if isinstance(item, str) else _look_at_image(item, quick)
+        return Findings(_digest(item.encode())) if isinstance(item, str) else _examine_image(item, quick)
 
     found = []
-    for finding in map_threads(look, range(len(dataset)), workers):
+    for finding in map_threads(examine, range(len(dataset)), workers):
         found.append(finding)
         if progress is not None:
             progress(len(found), len(dataset))
     return found
 
 
-def _look_at_image(item: Any, quick: bool) -> Findings:
+def _examine_image(item: Any, quick: bool) -> Findings:
     digest, size = b"", None
     try:
         data = item.read()
@@ -170,24 +169,24 @@ def _digest(data: bytes) -> bytes:
 
 
 def _equal_samples(dataset: DomainDataset, digests: list[bytes]) -> tuple[Groups, Groups, Groups]:
-    """Ids of samples equal bit for bit: in several domains, of several classes, in one class of a domain."""
+    """Group ids of identical samples: across domains, across classes, within one class of a domain."""
     groups: dict[bytes, list[int]] = defaultdict(list)
     for row, digest in enumerate(digests):
         groups[digest].append(row)
-    groups.pop(b"", None)  # nothing could be read of these
+    groups.pop(b"", None)  # could not be read
     across, contradictions, repeats = [], [], []
     for rows in groups.values():
         if len(rows) == 1:
             continue
-        cells: dict[tuple[int, int], list[str]] = defaultdict(list)
+        groups_of: dict[tuple[int, int], list[str]] = defaultdict(list)
         for row in rows:
-            cells[int(dataset.domains[row]), int(dataset.labels[row])].append(dataset.ids[row])
+            groups_of[int(dataset.domains[row]), int(dataset.labels[row])].append(dataset.ids[row])
         ids = tuple(dataset.ids[row] for row in rows)
-        if len({domain for domain, _ in cells}) > 1:
+        if len({domain for domain, _ in groups_of}) > 1:
             across.append(ids)
-        if len({label for _, label in cells}) > 1:
+        if len({label for _, label in groups_of}) > 1:
             contradictions.append(ids)
-        repeats += [tuple(cell) for cell in cells.values() if len(cell) > 1]
+        repeats += [tuple(same) for same in groups_of.values() if len(same) > 1]
     return tuple(across), tuple(contradictions), tuple(repeats)
 
 
@@ -196,21 +195,17 @@ def _size_range(sizes: list[tuple[int, int]]) -> SizeRange | None:
     return SizeRange(ordered[0], ordered[len(ordered) // 2], ordered[-1]) if ordered else None
 
 
-def _split_counts(dataset: DomainDataset) -> tuple[int, int] | None:
-    train, val = dataset.train_val_indices()
-    return None if dataset.split is None else (len(train), len(val))
-
-
 def _split_by(dataset: DomainDataset) -> str:
     return "a tenth of each class of each domain" if dataset.split is None else dataset.split_by
 
 
 def refuse(sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: bool) -> tuple[Refusal, ...]:
+    """Return every reason for which `fit` would refuse these sources."""
     found = []
     if len(sources.classes) < 2:
-        found.append(Refusal("There is one class only.", "Add samples of at least one other class."))
+        found.append(Refusal("There is only one class.", "Add samples of at least one other class."))
     if not len(sources):
-        found.append(Refusal("There is no source domain.", "Leave a domain to train on out of --target."))
+        found.append(Refusal("There is no source domain.", "Remove at least one domain from --target."))
         return tuple(found)
     missing = sources.missing_classes()
     if missing and not allow_missing:
@@ -228,49 +223,52 @@ def refuse(sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: b
         found.append(
             Refusal(f"{rows:,} feature rows hold NaN or infinity.", "Remove or recompute those rows.")
         )
-    elif sources.kind == "features" and (wrong := wrong_span(sources.items, "`features`")):
-        found.append(Refusal(*wrong))
+    elif sources.kind == "features":
+        from sourceward.functional.value_range import value_range_problem  # imports torch
+
+        wrong = value_range_problem(sources.items, "`features`")
+        found += [Refusal(*wrong)] if wrong else []
     return tuple(found)
 
 
 def _refuse_split(sources: DomainDataset) -> list[Refusal]:
-    """Both parts are needed, and every source trains."""
+    """Check that every source has training samples and that some samples validate."""
     given, (train, val) = sources.split is not None, sources.train_val_indices()
     absent = np.setdiff1d(sources.domains, sources.domains[train])
     if len(absent):
         name = sources.domain_names[absent[0]]
-        reason = f"Domain {name!r} has nothing to train on: the given split holds all of it for validation."
-        return [Refusal(reason, "Hold fewer, or leave the split out.")]
+        reason = f"Domain {name!r} has no training samples: the given split uses all of them for validation."
+        return [Refusal(reason, "Validate on fewer, or remove the split.")]
     if len(val):
         return []
     if given:
-        reason = "No sample is left to select on: the given split holds none for validation."
-        return [Refusal(reason, "Hold some, or leave the split out.")]
-    reason = "No sample is left to select on: every class of every source has one at most."
+        reason = "There are no validation samples: the given split has none."
+        return [Refusal(reason, "Add some, or remove the split.")]
+    reason = "There are no validation samples: every class of every source has at most one sample."
     return [Refusal(reason, f"Add {_noun(sources)}.")]
 
 
 def _plan(dataset: DomainDataset, sources: DomainDataset) -> tuple[str, ...]:
-    """What `fit` would do, a sentence each."""
+    """Return what `fit` would do, in sentences."""
     train, val = sources.train_val_indices()
     held = [name for name in dataset.domain_names if name not in sources.domain_names]
     lines = [
         f"Train on {len(train):,} {_noun(dataset)} of {len(sources.domain_names)} source domains "
         f"({', '.join(sources.domain_names)}) and {len(dataset.classes)} classes.",
-        f"Select on {len(val):,} source {_noun(dataset)}, {_split_by(dataset)}.",
-        f"Leave out {', '.join(held)}." if held else "Use every domain as a source; --target leaves one out.",
+        f"Validate on {len(val):,} source {_noun(dataset)}, {_split_by(dataset)}.",
+        f"Hold out {', '.join(held)}." if held else "Use every domain as a source; --target holds one out.",
     ]
     if len(sources.domain_names) == 1:
-        lines.append(f"Practise on {_practice(dataset)}: there is one source, and no other to learn from.")
+        lines.append(f"With one source only, start training chains from {_chain_start(dataset)}.")
     if dataset.kind == "image":
         lines.append(f"Decoded to 224 x 224 the images take {len(dataset) * 3 * 224 * 224 / 1e9:.1f} GB.")
     return tuple(lines)
 
 
-def _practice(dataset: DomainDataset) -> str:
-    """What the energy of a lone source starts its chains from."""
+def _chain_start(dataset: DomainDataset) -> str:
+    """Return what the training chains of a single source start from."""
     if dataset.kind != "image":
-        return "its own features under noise"
+        return "its own features with noise"
     from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 
     return f"corrupted copies of its images ({', '.join(EXTRA_CORRUPTIONS)})"
@@ -281,7 +279,7 @@ def _noun(dataset: DomainDataset) -> str:
 
 
 def _unopened(name: str, error: InputError) -> Diagnosis:
-    """A folder or .tar that is no dataset: say what is in it. Anything else stays an error."""
+    """Diagnose a folder or .tar that is not a dataset by listing its contents; raise for anything else."""
     path = Path(name)
     if not (path.is_dir() or path.suffix.lower() == ".tar"):
         raise error

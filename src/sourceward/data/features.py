@@ -17,9 +17,9 @@ from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
 from sourceward._util.storage import load_tensors, save_tensors, tensor_hash
 from sourceward.data import DomainDataset, cache_folder
-from sourceward.data.augment import toward_amplitude
-from sourceward.data.corrupting import corrupt_in_turn, corruption_noise
+from sourceward.data.corrupting import corrupt_cycling, corruption_generator
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
+from sourceward.data.image_ops import mix_amplitude_toward
 from sourceward.data.loading import ChangedSamples, Samples, check_kind, encode, prepare_samples
 from sourceward.data.transforms import AMPLITUDE_SHARE, as_bytes
 from sourceward.nn.backbones import Backbone
@@ -51,8 +51,8 @@ class Corrupted(ChangedSamples):
     def stored(self, rows: slice) -> Iterator[Tensor]:
         first, generator = self.offset, None
         for images in self.samples.stored(rows):
-            generator = generator or corruption_noise(images.device, self.name, self.seed)
-            yield corrupt_in_turn(images, self.name, first, generator)
+            generator = generator or corruption_generator(images.device, self.name, self.seed)
+            yield corrupt_cycling(images, self.name, first, generator)
             first += len(images)
 
 
@@ -77,7 +77,7 @@ class AmplitudeMixed(ChangedSamples):
         first = rows.start
         for images in self.samples.stored(rows):
             own = self.amplitudes[self.toward[first : first + len(images)]]
-            there = toward_amplitude(images.float() / 255, own, AMPLITUDE_SHARE)
+            there = mix_amplitude_toward(images.float() / 255, own, AMPLITUDE_SHARE)
             yield as_bytes(there)
             first += len(images)
 

@@ -12,7 +12,7 @@ from sourceward.data.table import SPLITS, SYNONYMS, complete_rows, find_column, 
 
 @dataclass(frozen=True, slots=True)
 class RowImage:
-    """The image in one row of an Arrow table, still encoded."""
+    """The encoded image in one row of an Arrow table."""
 
     table: Any
     column: str
@@ -37,48 +37,49 @@ def read_hub(
     id: str | None = None,
     split: str | None = None,
 ) -> DomainDataset:
-    """A dataset with a domain column, a label column and an image or text column; all its splits together.
+    """Read all splits of a dataset with a domain, a label and an image or text column.
 
-    Splits called train and validation become the split; with any other, the split is left to `train_val`.
-    The options name columns.
+    Splits named train and validation are kept as the split; other splits are ignored. Options name columns.
     """
     table, split_names = _load(name, config)
     columns = table.column_names
     domain = need_column(columns, "domain", domain, name)
     label = need_column(columns, "label", label, name)
-    owners = split_names if split is None and set(split_names) == {"train", "val"} else None
-    picture = find_column(columns, "path", image, name) if image else None if text else _image_column(table)
-    if picture is None:
+    given = split_names if split is None and set(split_names) == {"train", "val"} else None
+    image_column = find_column(columns, "path", image, name) if image else None
+    if not image and not text:
+        image_column = _image_column(table)
+    if image_column is None:
         chosen = {"domain": domain, "label": label, "text": text, "path": None, "id": id, "split": split}
         data = {column: table[column][:] for column in columns}
         data |= {column: _texts(table, column) for column in (domain, label)}
-        if owners is not None:
-            data["split"], chosen["split"] = owners, "split"
+        if given is not None:
+            data["split"], chosen["split"] = given, "split"
         return from_columns(data, chosen, name=f"hf:{name}", root=Path())
-    return _images(table, name, picture, domain, label, owners)
+    return _images(table, name, image_column, domain, label, given)
 
 
 def _images(
-    table: Any, name: str, picture: str, domain: str, label: str, owners: Sequence[str] | None
+    table: Any, name: str, column: str, domain: str, label: str, split: Sequence[str] | None
 ) -> DomainDataset:
     from datasets import Image
 
-    if not isinstance(table.features[picture], Image):
+    if not isinstance(table.features[column], Image):
         raise InputError(
-            f"Column {picture!r} of 'hf:{name}' holds no images. Choose another: --option image=COLUMN."
+            f"Column {column!r} of 'hf:{name}' holds no images. Choose another: --option image=COLUMN."
         )
     domains, labels = _texts(table, domain), _texts(table, label)
     rows, problems = complete_rows({"domain": domains, "label": labels})
-    encoded = table.cast_column(picture, Image(decode=False))
+    encoded = table.cast_column(column, Image(decode=False))
     names = getattr(table.features[label], "names", None)
     return build(
         "image",
-        tuple(RowImage(encoded, picture, row) for row in rows),
+        tuple(RowImage(encoded, column, row) for row in rows),
         [labels[row] for row in rows],
         [domains[row] for row in rows],
         [f"row{row:07d}" for row in rows],
         classes=names,
-        split=None if owners is None else [owners[row] for row in rows],
+        split=None if split is None else [split[row] for row in rows],
         problems=problems,
         name=f"hf:{name}",
     )
@@ -93,14 +94,14 @@ def _image_column(table: Any) -> str | None:
 
 
 def _texts(table: Any, column: str) -> list[str]:
-    """A column as text, class codes replaced by their names."""
+    """Return a column as text, with class codes replaced by their names."""
     names = getattr(table.features[column], "names", None)
     cells = table[column][:]
     return [("" if c is None else names[c] if names and isinstance(c, int) else str(c)) for c in cells]
 
 
 def _load(name: str, config: str | None) -> tuple[Any, list[str]]:
-    """The table, and train, val or "" for each row."""
+    """Return the table, and train, val or "" for each row."""
     try:
         import datasets
     except ImportError:

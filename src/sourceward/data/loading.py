@@ -10,18 +10,12 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
-from sourceward.data import (
-    DomainBatches,
-    DomainDataset,
-    decode_images,
-    fits_in_memory,
-    in_order,
-    stream_batches,
-)
+from sourceward.data import DomainDataset, decode_images
 from sourceward.data.augment import Augmentation, augment
 from sourceward.data.decode import INTERPOLATIONS, Geometry
 from sourceward.data.feeds import Feed, Inputs, ResidentFeed, unflatten
-from sourceward.data.split import arrange
+from sourceward.data.split import split_sources
+from sourceward.data.stream import DomainBatches, fits_in_memory, in_order, stream_batches
 from sourceward.functional.negatives import Batch
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 
@@ -126,15 +120,7 @@ class Streamed:
         return draw
 
     def _stream(self, dataset: DomainDataset, batches: Any) -> Iterator[Any]:
-        size = (self.shape.height, self.shape.width)
-        return stream_batches(
-            dataset,
-            size,
-            batches,
-            fit=self.shape.fit,
-            crop_pct=self.shape.crop_pct,
-            interpolation=self.shape.interpolation,
-        )
+        return stream_batches(dataset, self.shape, batches)
 
 
 def prepare_samples(
@@ -158,15 +144,8 @@ def prepare_samples(
     if not _fits(dataset, shape, device) if streams is None else streams:
         return Streamed(dataset, shape, normalize, augmented, device)
     with progress_bar(len(dataset), "reading images", show) as advance:
-        decoded = decode_images(
-            dataset,
-            (shape.height, shape.width),
-            fit=shape.fit,
-            crop_pct=shape.crop_pct,
-            interpolation=shape.interpolation,
-            progress=lambda done, _: advance(done),
-        )
-    return Resident(decoded.images.to(device), normalize, augmented)
+        images = decode_images(dataset, shape, progress=lambda done, _: advance(done))
+    return Resident(images.to(device), normalize, augmented)
 
 
 def check_kind(kind: str, backbone: Backbone | None) -> None:
@@ -252,7 +231,7 @@ def _fits(dataset: DomainDataset, shape: Geometry, device: torch.device) -> bool
         free = torch.cuda.mem_get_info(device)[0]
         if len(dataset) * 3 * shape.height * shape.width > free / 3:
             return False
-    return fits_in_memory(dataset, (shape.height, shape.width))
+    return fits_in_memory(dataset, shape)
 
 
 LOOK = 4096
@@ -295,6 +274,6 @@ def load_sources(
         show: progress bar.
         streams: see `prepare_samples`.
     """
-    dataset, train, val = arrange(sources, fraction)
+    dataset, train, val = split_sources(sources, fraction)
     samples = prepare_samples(dataset, backbone, device, augmentation, show, streams)
     return SourceData(dataset, samples, torch.from_numpy(dataset.labels).to(device), train, val)

@@ -1,4 +1,4 @@
-"""One verb to open whatever a user has."""
+"""Open a dataset in any of the supported formats."""
 
 import inspect
 import re
@@ -13,7 +13,6 @@ from sourceward.data.arrays import read_features
 from sourceward.data.dataset import DomainDataset
 from sourceward.data.hub import read_hub
 from sourceward.data.known import DATASETS
-from sourceward.data.known.rotated import read_rotated
 from sourceward.data.table import read_table
 from sourceward.data.tree import read_domain_folders
 
@@ -32,7 +31,7 @@ ACCEPTED = (
 
 
 def open_dataset(spec: str | Path | DomainDataset, /, **options: Any) -> DomainDataset:
-    """Open a dataset; `options` go to its reader.
+    """Open a dataset; `options` are passed to its reader.
 
     `spec` is a folder <domain>/<class>/<file>, a .tar of one, a table (.csv, .tsv, .parquet), features (.npz,
     .safetensors), `hf:NAME_OR_PATH`, or `name:/path` of a known dataset such as `pacs:/data/PACS`.
@@ -52,7 +51,7 @@ def open_dataset(spec: str | Path | DomainDataset, /, **options: Any) -> DomainD
 
 
 def _find_reader(spec: str) -> tuple[Callable[..., DomainDataset], str, str]:
-    """(reader, what to give it, how to call it in messages)."""
+    """Return the reader, its argument and its name in error messages."""
     name, colon, rest = spec.partition(":")
     if colon and len(name) > 1 and re.fullmatch(r"[\w-]+", name) and not Path(spec).exists():
         if name == "hf":
@@ -74,18 +73,14 @@ def _find_reader(spec: str) -> tuple[Callable[..., DomainDataset], str, str]:
         return read_domain_folders, str(path), "a folder"
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise InputError(f"'{spec}' is of no kind that can be read. Expected {ACCEPTED}.")
+        raise InputError(f"'{spec}' has an unknown format. Expected {ACCEPTED}.")
     return reader, str(path), f"a {path.suffix.lower()} file"
 
 
 def _checked(reader: Callable[..., DomainDataset], options: dict[str, Any], label: str) -> dict[str, Any]:
-    """The options, of the types that the reader declares."""
-    declared: dict[str, Any] = {}
-    for function in (reader, read_rotated):  # the rotated readers hand the rest of their options on
-        parameters = inspect.signature(function).parameters.values()
-        declared = {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY} | declared
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
+    """Check the names and types of options against the signature of the reader."""
+    parameters = inspect.signature(reader).parameters.values()
+    declared = {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
     for name in options:
         if name not in declared:
             takes = f"it takes {', '.join(declared)}" if declared else "it takes none"
@@ -103,7 +98,7 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     Sequence: (Iterable, "a list [...]"),
     tuple: (Iterable, "a list [...]"),
 }
-"""What readers declare: what a value must be, and what to call it."""
+"""Annotation in a reader's signature: the type a value must have, and its name in error messages."""
 
 
 def _typed(name: str, value: Any, declared: Any) -> Any:
@@ -117,7 +112,7 @@ def _typed(name: str, value: Any, declared: Any) -> Any:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is of a kind; one that nothing is known about takes any."""
+    """Return whether `value` matches an annotation; annotations not in `_KINDS` match everything."""
     plain = get_origin(kind) or kind
     if plain not in _KINDS:
         return True

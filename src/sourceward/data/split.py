@@ -1,17 +1,17 @@
-"""Which rows train, and which select."""
+"""Split source samples into rows to train on and rows to validate on."""
 
 import numpy as np
 
-from sourceward.data import DomainDataset
+from sourceward.data.dataset import DomainDataset
 
-Arranged = tuple[DomainDataset, list[slice], list[slice]]
-"""Samples, rows of each source to train on, rows of each source to select on."""
+SourceSplit = tuple[DomainDataset, list[slice], list[slice]]
+"""The reordered samples, the training rows of each source, the validation rows of each source."""
 
 
-def arrange(sources: DomainDataset, fraction: float = 0.1) -> Arranged:
-    """The samples in the order: rows to train on of each source, then rows to select on of each source.
+def split_sources(sources: DomainDataset, fraction: float = 0.1) -> SourceSplit:
+    """Reorder the samples: training rows source by source, then validation rows source by source.
 
-    Within a part they are shuffled, so that the first few stand for all.
+    Each part is shuffled, so that its first rows are a random sample of it.
     """
     parts = []
     for rows in sources.train_val_indices(fraction):
@@ -19,5 +19,5 @@ def arrange(sources: DomainDataset, fraction: float = 0.1) -> Arranged:
         parts += [rows[sources.domains[rows] == code] for code in range(len(sources.domain_names))]
     ends = np.cumsum([len(part) for part in parts]).tolist()
     slices = [slice(end - len(part), end) for part, end in zip(parts, ends)]
-    half = len(sources.domain_names)
-    return sources.select(np.concatenate(parts)), slices[:half], slices[half:]
+    count = len(sources.domain_names)
+    return sources.select(np.concatenate(parts)), slices[:count], slices[count:]

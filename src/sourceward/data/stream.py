@@ -1,4 +1,4 @@
-"""Batches that are a pure function of the seed and the iteration, from memory or decoded on the way."""
+"""Batches of images decoded in worker processes; their rows depend on seed and iteration only."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,11 +10,19 @@ from torch.utils.data import DataLoader, Dataset
 
 from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset
-from sourceward.data.decode import Geometry, available_cores, geometry, resize_arrays, try_decode
+from sourceward.data.decode import (
+    Geometry,
+    Size,
+    available_cores,
+    check_images,
+    geometry,
+    resize_arrays,
+    try_decode,
+)
 
 
-class Batch(NamedTuple):
-    """Images uint8 (N, 3, H, W), labels and domains int64 (N,), and the rows of the dataset they are."""
+class ImageBatch(NamedTuple):
+    """Images uint8 (N, 3, H, W), labels and domains int64 (N,), and their rows in the dataset."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -25,8 +33,8 @@ class Batch(NamedTuple):
 class DomainBatches:
     """Rows for every iteration: `per_domain` of each domain, domain after domain.
 
-    Each domain is walked in a fresh shuffle for every epoch of its own. Iteration t depends on (seed, t)
-    alone: a run that resumes at t sees what it would have seen, and `batches[t]` needs none before it.
+    Each domain has its own epochs, each in a new random order. Iteration t depends on (seed, t) alone, so a
+    run that resumes at t continues with the same batches.
 
     >>> batches = DomainBatches(np.array([0, 0, 0, 1, 1]), per_domain=2, seed=0)
     >>> batches[7].shape, np.array_equal(batches[7], batches[7])
@@ -43,7 +51,7 @@ class DomainBatches:
         self._shuffles: dict[int, tuple[int, np.ndarray]] = {}
 
     def __getitem__(self, iteration: int) -> np.ndarray:
-        """Row numbers (domains, per_domain) of one iteration."""
+        """Return the rows (domains, per_domain) of one iteration."""
         return np.stack([self._draw(domain, iteration) for domain in range(len(self.rows))])
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -66,19 +74,18 @@ class DomainBatches:
         return self._shuffles[domain][1]
 
 
-def fits_in_memory(dataset: DomainDataset, size: int | tuple[int, int], share: float = 0.5) -> bool:
-    """Whether the decoded images would take at most `share` of this machine's free memory."""
+def fits_in_memory(dataset: DomainDataset, size: Size, share: float = 0.5) -> bool:
+    """Return whether the decoded images take at most `share` of the free memory of this machine."""
     shape = geometry(size)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
     return len(dataset) * 3 * shape.height * shape.width <= share * free
 
 
 class ImageStream(Dataset):
-    """Images decoded when asked for: `stream[row]` is (uint8 (3, H, W), or why it cannot be read; row)."""
+    """Images decoded on access: `stream[row]` is (uint8 (3, H, W) or the reason of a failure, row)."""
 
     def __init__(self, dataset: DomainDataset, shape: Geometry) -> None:
-        if dataset.kind != "image":
-            raise InputError(f"Expected a dataset of images, but '{dataset.name}' holds {dataset.kind}.")
+        check_images(dataset)
         self.dataset, self.shape = dataset, shape
 
     def __len__(self) -> int:
@@ -92,25 +99,19 @@ class ImageStream(Dataset):
 
 
 def in_order(length: int, batch_size: int) -> list[list[int]]:
-    """Every row once, in order: batches to predict or evaluate with."""
+    """Return batches of all rows in order, for prediction and evaluation."""
     return [list(range(start, min(start + batch_size, length))) for start in range(0, length, batch_size)]
 
 
 def stream_batches(
-    dataset: DomainDataset,
-    size: int | tuple[int, int],
-    batches: Iterable[Sequence[int]],
-    *,
-    fit: str = "crop",
-    crop_pct: float = 1.0,
-    interpolation: str = "bilinear",
-    workers: int | None = None,
-) -> Iterator[Batch]:
+    dataset: DomainDataset, size: Size, batches: Iterable[Sequence[int]], *, workers: int | None = None
+) -> Iterator[ImageBatch]:
     """Decode `batches` of rows in worker processes, a few ahead of the one in use.
 
-    `batches` is a `DomainBatches` to train, or `in_order(len(dataset), n)`; workers=0 decodes right here.
+    `batches` is a `DomainBatches` for training, or `in_order(len(dataset), n)`; workers=0 decodes in this
+    process.
     """
-    stream = ImageStream(dataset, geometry(size, fit, crop_pct, interpolation))
+    stream = ImageStream(dataset, geometry(size))
     loader = DataLoader(
         stream,
         batch_sampler=batches,  # type: ignore[arg-type]
@@ -126,13 +127,13 @@ def stream_batches(
             )
         picked = rows.numpy()
         labels, domains = (torch.from_numpy(codes[picked]) for codes in (dataset.labels, dataset.domains))
-        yield Batch(images, labels, domains, rows)
+        yield ImageBatch(images, labels, domains, rows)
 
 
 def _collate(
     samples: list[tuple[torch.Tensor | str, int]],
 ) -> tuple[torch.Tensor | None, torch.Tensor, list[tuple[int, str]]]:
-    """Errors travel as values, so that the main process can name the image in one line."""
+    """Return failures as values, so that the main process can raise one error that names the image."""
     reasons = [(row, image) for image, row in samples if isinstance(image, str)]
     images = None if reasons else torch.stack([image for image, _ in samples if not isinstance(image, str)])
     return images, torch.tensor([row for _, row in samples]), reasons

@@ -1,4 +1,4 @@
-"""Tables with one row per sample: CSV, TSV, Parquet. Columns are found by name or named by the caller."""
+"""Readers of tables with one row per sample: CSV, TSV, Parquet. Columns are found by name."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, Problem, build
 from sourceward.data.tree import StoredFile
 
-# What people call these columns, the likeliest first.
+# Accepted column names, in order of preference.
 SYNONYMS = {
     "domain": ("domain", "domains", "event", "site", "environment", "env", "domain_name", "hospital",
                "location", "device", "style", "camera", "source"),
@@ -35,18 +35,17 @@ def read_table(
     split: str | None = None,
     delimiter: str | None = None,
 ) -> DomainDataset:
-    """Texts, or images by path (relative to the table), from a table; the options name its columns."""
+    """Read texts, or images by path (relative to the table); the options name columns."""
     columns = _read_columns(Path(path), delimiter)
     given = {"domain": domain, "label": label, "text": text, "path": image, "id": id, "split": split}
-    first = 1 if Path(path).suffix.lower() == ".parquet" else 2  # a header is a row, too
+    first = 1 if Path(path).suffix.lower() == ".parquet" else 2  # the header is row 1
     return from_columns(columns, given, name=str(path), root=Path(path).parent, first=first)
 
 
 def from_columns(
     columns: dict[str, Sequence[Any]], given: dict[str, str | None], *, name: str, root: Path, first: int = 1
 ) -> DomainDataset:
-    """A dataset from named columns, `given` holding those that the caller chose. `first` is the number that
-    the owner sees at the first row."""
+    """Build a dataset from columns; `given` names columns by role, `first` is the number of the first row."""
     domain, label = (need_column(columns, role, given[role], name) for role in ("domain", "label"))
     role, content = content_column(columns, given, name)
     rows, problems = complete_rows(
@@ -78,7 +77,7 @@ def from_columns(
 def _existing_files(
     rows: list[int], paths: list[str], domains: Sequence[Any], root: Path, name: str
 ) -> tuple[list[int], list[Any], list[Problem]]:
-    """The rows whose image is there, those images, and a problem for each of the others."""
+    """Return the rows whose image exists, these images, and a problem for each other row."""
     files = [
         StoredFile(str(p), p.stat().st_size if p.is_file() else 0) for p in (root / path for path in paths)
     ]
@@ -91,13 +90,13 @@ def _existing_files(
     for file, path, row in zip(files, paths, rows):
         if not file.size:
             kind = "empty_file" if Path(file.path).exists() else "missing_file"
-            problems.append(Problem(kind, path, f"{path!r} is not there or has no bytes.", str(domains[row])))
+            problems.append(Problem(kind, path, f"{path!r} is missing or empty.", str(domains[row])))
     kept = [(row, file) for row, file in zip(rows, files) if file.size]
     return [row for row, _ in kept], [file for _, file in kept], problems
 
 
 def need_column(columns: Iterable[str], role: str, given: str | None, where: str) -> str:
-    """As `find_column`, for a column that has to be there."""
+    """Return the column for `role` as `find_column` does, or raise an error."""
     found = find_column(columns, role, given, where)
     if found is None:
         raise InputError(
@@ -108,7 +107,7 @@ def need_column(columns: Iterable[str], role: str, given: str | None, where: str
 
 
 def find_column(columns: Iterable[str], role: str, given: str | None, where: str) -> str | None:
-    """The column that plays `role`: the one given, else the first that has one of its usual names."""
+    """Return the column for `role`: the given one, else the first with an accepted name, else None."""
     present = list(columns)
     if given is not None:
         if given not in present:
@@ -119,7 +118,7 @@ def find_column(columns: Iterable[str], role: str, given: str | None, where: str
 
 
 def content_column(columns: Iterable[str], given: dict[str, str | None], where: str) -> tuple[str, str]:
-    """("text" or "path", its column)."""
+    """Return "text" or "path", and its column."""
     present = list(columns)
     asked = [role for role in ("text", "path") if given[role]]
     found: dict[str, str] = {}
@@ -141,7 +140,7 @@ def content_column(columns: Iterable[str], given: dict[str, str | None], where: 
 
 
 def complete_rows(cells: dict[str, Sequence[Any]], first: int = 1) -> tuple[list[int], list[Problem]]:
-    """Rows with a value in every column, and a problem for each of the others."""
+    """Return the rows with a value in every column, and a problem for each other row."""
     rows: list[int] = []
     problems: list[Problem] = []
     for row, values in enumerate(zip(*cells.values())):
@@ -157,15 +156,15 @@ def complete_rows(cells: dict[str, Sequence[Any]], first: int = 1) -> tuple[list
 def read_split(
     columns: dict[str, Sequence[Any]], given: str | None, rows: Sequence[int], where: str
 ) -> tuple[list[str] | None, list[Problem]]:
-    """train/val for each row, when a column says so and says nothing else."""
+    """Return train or val for each row if a split column holds nothing else, else None."""
     column = find_column(columns, "split", given, where)
     if column is None:
         return None, []
     words = [str(columns[column][row]).strip().lower() for row in rows]
-    strange = sorted(set(words) - set(SPLITS))
-    if not strange:
+    other = sorted(set(words) - set(SPLITS))
+    if not other:
         return [SPLITS[word] for word in words], []
-    message = f"Column {column!r} of '{where}' holds {strange[0]!r}; expected train and val only"
+    message = f"Column {column!r} of '{where}' holds {other[0]!r}; expected train and val only"
     if given is not None:
         raise InputError(f"{message}. Leave the column out, or split the table.")
     return None, [Problem("split_ignored", column, f"{message}, so it is not used.")]
@@ -196,7 +195,7 @@ def _read_columns(path: Path, delimiter: str | None) -> dict[str, Sequence[Any]]
 
 
 def separator_of(path: Path, delimiter: str | None) -> str:
-    """What stands between the cells of a text table; a tab may be written as it is in a shell."""
+    """Return the cell separator of a text table; a tab may be given as \\t."""
     separator = (delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")).replace(r"\t", "\t")
     if len(separator) != 1:
         raise InputError(f"Expected `delimiter` to be one character, but got {delimiter!r}.")
@@ -204,7 +203,7 @@ def separator_of(path: Path, delimiter: str | None) -> str:
 
 
 def read_parquet(path: Path) -> dict[str, Sequence[Any]]:
-    """Columns by name."""
+    """Read the columns of a Parquet file."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward._util.registry import Registry
-from sourceward.data.augment import gray, sketch, toward_amplitude, turn
+from sourceward.data.image_ops import grayscale, mix_amplitude_toward, rotate, sketch
 
 CROP = 0.85
 """Share of each side that `crop` keeps."""
@@ -85,18 +85,18 @@ def center_crop(images: Tensor) -> Tensor:
 
 
 def _rotations(images: Tensor, _: Tensor | None) -> list[Tensor]:
-    return [turn(images, images.new_full((len(images),), degrees)) for degrees in ANGLES]
+    return [rotate(images, images.new_full((len(images),), degrees)) for degrees in ANGLES]
 
 
 def _toward_sources(images: Tensor, amplitudes: Tensor | None) -> list[Tensor]:
     assert amplitudes is not None
-    return [toward_amplitude(images, own, AMPLITUDE_SHARE) for own in amplitudes]
+    return [mix_amplitude_toward(images, own, AMPLITUDE_SHARE) for own in amplitudes]
 
 
 for _name, _transform in {
     "hflip": Transform("horizontal flip", lambda images, _: [images.flip(-1)]),
     "crop": Transform("centre crop, resized", lambda images, _: [center_crop(images)]),
-    "grayscale": Transform("grayscale", lambda images, _: [gray(images).expand_as(images)]),
+    "grayscale": Transform("grayscale", lambda images, _: [grayscale(images).expand_as(images)]),
     "rotate": Transform("rotation by 15 and 30 degrees either way", _rotations, each=True),
     "sketch": Transform(
         "redrawn as a pencil sketch",

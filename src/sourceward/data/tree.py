@@ -1,4 +1,4 @@
-"""A folder, or a .tar read in place, seen as one list of files; and the tree <domain>/<class>/<file>."""
+"""List the files of a folder or of a .tar, and read the tree <domain>/<class>/<file>."""
 
 import os
 import tarfile
@@ -17,7 +17,7 @@ EXPECTED = "<root>/<domain>/<class>/<image>"
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """Bytes on disk: a whole file, or `size` bytes of a .tar from `offset`."""
+    """A file on disk, or `size` bytes of a .tar from `offset`."""
 
     path: str
     size: int
@@ -34,13 +34,13 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Tree:
-    """The files under `root` by relative POSIX path, sorted; hidden ones left out."""
+    """The files under `root` by relative POSIX path, sorted, without hidden files."""
 
     root: Path
     files: dict[str, StoredFile]
 
     def under(self, prefix: str) -> "Tree":
-        """The files below the folder `prefix`, named from there."""
+        """Return the files below the folder `prefix`, by their path in it."""
         start = prefix.rstrip("/") + "/"
         return Tree(self.root, {p[len(start) :]: f for p, f in self.files.items() if p.startswith(start)})
 
@@ -56,7 +56,7 @@ def is_image(path: str) -> bool:
 
 
 def read_tree(path: str | Path) -> Tree:
-    """List a folder or an uncompressed .tar without reading what is in it."""
+    """List a folder or an uncompressed .tar without reading the files."""
     root = Path(path)
     if not root.exists():
         raise InputError(f"No such file or folder: '{path}'. Expected a folder {EXPECTED} or a .tar of one.")
@@ -69,7 +69,7 @@ def _hidden(name: str) -> bool:
 
 
 def _walk_folder(root: Path) -> Iterator[tuple[str, StoredFile]]:
-    seen: set[str] = set()  # linked folders are followed, once each
+    seen: set[str] = set()  # symbolic links are followed, each folder once
     stack = [(str(root), "")]
     while stack:
         folder, prefix = stack.pop()
@@ -81,7 +81,7 @@ def _walk_folder(root: Path) -> Iterator[tuple[str, StoredFile]]:
             for entry in entries:
                 if entry.is_dir():
                     stack.append((entry.path, f"{prefix}{entry.name}/"))
-                else:  # a link to nothing is listed too, as a file without bytes
+                else:  # a broken link is listed as an empty file
                     size = entry.stat().st_size if entry.is_file() else 0
                     yield prefix + entry.name, StoredFile(entry.path, size)
 
@@ -90,7 +90,7 @@ def _walk_tar(path: Path) -> Iterator[tuple[str, StoredFile]]:
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
-                if not member.isdir():  # links and sparse files have no plain bytes here: listed as empty
+                if not member.isdir():  # links and sparse files are listed as empty
                     size = member.size if member.isreg() and not member.issparse() else 0
                     yield member.name.removeprefix("./"), StoredFile(str(path), size, member.offset_data)
     except tarfile.ReadError as error:
@@ -101,7 +101,7 @@ def _walk_tar(path: Path) -> Iterator[tuple[str, StoredFile]]:
 
 
 def read_domain_folders(path: str | Path) -> DomainDataset:
-    """Images in <root>/<domain>/<class>/... of a folder or .tar; a lone folder above that is stepped into."""
+    """Read images in <domain>/<class>/... of a folder or .tar, also below a single top folder."""
     tree = skip_common_folders(read_tree(path), depth=3)
     images = tree.images()
     if not any(name.count("/") >= 2 for name in images):
@@ -110,13 +110,9 @@ def read_domain_folders(path: str | Path) -> DomainDataset:
 
 
 def from_tree(
-    tree: Tree,
-    *,
-    name: str,
-    domains: dict[str, str] | None = None,
-    classes: tuple[str, ...] | None = None,
+    tree: Tree, *, name: str, domains: dict[str, str] | None = None, classes: tuple[str, ...] | None = None
 ) -> DomainDataset:
-    """The dataset in <domain>/<class>/<image>; `domains` maps folder names to domain names."""
+    """Build the dataset of a tree <domain>/<class>/<image>; `domains` maps folders to domain names."""
     kept: list[str] = []
     problems: list[Problem] = []
     for path, file in tree.files.items():
@@ -126,11 +122,11 @@ def from_tree(
             if is_image(path):
                 problems.append(Problem("misplaced", path, f"{path!r} is not in a class folder of a domain."))
         elif not is_image(path):
-            problems.append(Problem("not_an_image", path, f"{path!r} has no image's file name.", domain))
+            problems.append(Problem("not_an_image", path, f"{path!r} is not named like an image.", domain))
         elif file.size == 0:
             problems.append(Problem("empty_file", path, f"{path!r} has no bytes.", domain))
         elif domains is not None and path.split("/")[0] not in domains:
-            problems.append(Problem("unknown_domain", path, f"{path!r} is in none of the known domains."))
+            problems.append(Problem("unknown_domain", path, f"{path!r} is in no known domain."))
         else:
             kept.append(path)
     parts = [path.split("/", 2) for path in kept]
@@ -151,7 +147,7 @@ def from_tree(
 
 
 def skip_common_folders(tree: Tree, depth: int) -> Tree:
-    """Step into folders that hold every image, as long as images stay `depth` levels deep."""
+    """Drop top folders that hold every image, as long as images stay `depth` levels deep."""
     images = tree.images()
     while images and all(name.count("/") >= depth for name in images):
         first = {name.split("/")[0] for name in images}

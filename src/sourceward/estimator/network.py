@@ -13,7 +13,7 @@ from torch import Tensor
 from sourceward._util.devices import choose_device
 from sourceward.data.feeds import ResidentFeed
 from sourceward.estimator.sources import fingerprint_of, held_out
-from sourceward.functional import spread
+from sourceward.functional import within_and_between_covariance
 from sourceward.nn import Network
 from sourceward.nn.projection import Projected, principal_components
 from sourceward.settings import LoopSettings, TrainSettings
@@ -102,7 +102,9 @@ def _train(
     device, seed, size = parts[0][0].device, estimator._seed, estimator.batch_size
     network = Network(len(parts), len(estimator.classes_), parts[0][0].shape[1], estimator.head).to(device)
     network.reset_parameters(torch.Generator().manual_seed(seed))
-    network.fit_scale(torch.cat([x for x, _ in parts]), spread(parts) if estimator.whiten else None)
+    network.fit_scale(
+        torch.cat([x for x, _ in parts]), within_and_between_covariance(parts) if estimator.whiten else None
+    )
     for source, (x, y) in enumerate(parts):
         network.fit_centers(source, network.features(x), y)
     network.fill_centers()

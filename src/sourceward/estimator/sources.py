@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.functional.span import wrong_span
+from sourceward.functional.value_range import value_range_problem
 from sourceward.validation.folds import Source
 
 
@@ -72,7 +72,7 @@ def split_sources(
             )
         feature, numbers = torch.from_numpy(X[rows]), torch.from_numpy(label[rows].astype(np.int64))
         parts.append(Source(feature, numbers))
-    wrong = wrong_span(X)
+    wrong = value_range_problem(X)
     if wrong:
         raise InputError(" ".join(wrong))
     return parts

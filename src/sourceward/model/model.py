@@ -40,7 +40,7 @@ from sourceward.model.prefetch import prefetch, send
 from sourceward.nn import Network, folded
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.encoder import ImageEncoder, StaleEncoder
-from sourceward.nn.folded import forget
+from sourceward.nn.folded import clear_folded
 from sourceward.settings import AdaptSettings
 
 PLURAL = {"image": "images", "text": "texts", "features": "features"}
@@ -107,7 +107,7 @@ class Model:
     def to(self, device: str | torch.device) -> "Model":
         self.network.to(choose_device(device))
         self.__dict__.pop("_known_encoder", None)  # it keeps the weights of its graphs alive
-        forget(self.network)
+        clear_folded(self.network)
         return self
 
     def with_tta(self, transforms: str) -> "Model":

@@ -69,5 +69,3 @@ def feature_folds(sources: Sequence[Source], names: Sequence[object]) -> Iterato
 def chosen_rows(count: int, limit: int = TEST_ROWS) -> np.ndarray:
     """Rows to test on: all, or a fixed random choice of `limit`."""
     return np.random.default_rng(0).permutation(count)[:limit]
-
-

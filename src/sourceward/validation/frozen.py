@@ -60,7 +60,9 @@ class FrozenSources:
         for number, name in enumerate(self.dataset.domain_names):
             others = [other for other in range(len(self.rows)) if other != number]
             train = [self._source(other, number) for other in others]
-            chosen = self.rows[number][chosen_rows(len(self.rows[number]), *([TTA_ROWS] if transforms else []))]
+            chosen = self.rows[number][
+                chosen_rows(len(self.rows[number]), *([TTA_ROWS] if transforms else []))
+            ]
             copies = {}
             if transforms:
                 parts = [self._mixed(chosen, np.full(len(chosen), other)) for other in others]

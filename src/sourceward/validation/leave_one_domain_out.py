@@ -139,7 +139,9 @@ def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.nd
     found = []
     for place, own in enumerate(votes):
         weights = learn_source_weights([vote for other, vote in enumerate(votes) if other != place])
-        probability = AGGREGATIONS["learned"](own.probability, own.label, own.label, score(own.seen, weights))
+        probability = AGGREGATIONS["learned"](
+            own.probability, own.label, own.label, score(own.values, weights)
+        )
         found.append((probability.argmax(1).cpu().numpy() == trials[place].label).astype(float))
     return found
 
@@ -198,7 +200,7 @@ def estimate(
 def source_evidence(network: Network, feature: Tensor, label: Tensor, settings: AdaptSettings) -> Evidence:
     """Predictions of each source on rescaled features, and what can be observed about them."""
     result = EnergyAdaptation(settings.by_energy())(network, feature)
-    own, device = network.own_energy, feature.device
+    own, device = network.energy_quantiles, feature.device
     before, after, probability = (
         torch.from_numpy(value).to(device).transpose(0, 1)
         for value in (result.energy_before, result.energy_after, result.per_source)

@@ -12,7 +12,7 @@ from sourceward.adaptation.baselines.classifier import (
     entropy,
     mean_entropy,
 )
-from sourceward.functional.voting import log_vote
+from sourceward.functional.aggregation import log_mixture
 from sourceward.nn import HEADS
 from tests.adaptation.test_adapters import CLASSES, DIM, SOURCES, make_network, make_rows
 
@@ -22,7 +22,7 @@ def test_the_mean_probability_equals_no_adaptation(head):
     network, rows = make_network(head), make_rows()
     logits = ensemble_logits(network, rows)
     none = create_adapter("none")(network, rows)
-    np.testing.assert_allclose(log_vote(logits).exp(), none.probabilities, atol=1e-6)
+    np.testing.assert_allclose(log_mixture(logits).exp(), none.probabilities, atol=1e-6)
     np.testing.assert_allclose(logits.softmax(-1).mean(0).transpose(0, 1), none.per_source, atol=1e-6)
     assert logits.shape == (2 if head == "pooled" else 1, SOURCES, 20, CLASSES)
 
@@ -42,7 +42,7 @@ def test_class_weights_of_a_nonlinear_head_are_its_class_centres():
 
 def test_entropy_and_energy_of_known_logits():
     logits = torch.tensor([[[[0.0, 0.0]]], [[[0.0, np.log(3.0)]]]])  # (1/2, 1/2) and (1/4, 3/4)
-    vote = log_vote(logits).exp()
+    vote = log_mixture(logits).exp()
     np.testing.assert_allclose(vote, [[3 / 8, 5 / 8]], rtol=1e-6)
     np.testing.assert_allclose(
         entropy(vote.log()), [-(3 / 8) * np.log(3 / 8) - 5 / 8 * np.log(5 / 8)], rtol=1e-6

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from sourceward._util.errors import InputError
-from sourceward.data import load_images, open_dataset
+from sourceward.data import decode_images, open_dataset
 from sourceward.data.diagnosis import doctor
 
 
@@ -30,10 +30,10 @@ def test_one_severity_of_the_published_arrays(published):
     assert [p.where for p in data.problems] == ["snow"]
 
 
-def test_clean_images_and_practice_join_the_published_ones(published):
+def test_clean_images_and_source_corruptions_join_the_published_ones(published):
     folder, _ = published
     write_clean(folder)
-    data = open_dataset(f"cifar10_c:{folder}", corruptions=["fog"], practice=["saturate"])
+    data = open_dataset(f"cifar10_c:{folder}", corruptions=["fog"], source_corruptions=["saturate"])
     assert data.domain_names == ("clean", "saturate", "fog")
     assert data.counts().sum(axis=1).tolist() == [40, 40, 20]
     assert data.without(data.targets).train_val()[1].counts().sum(axis=1).tolist() == [10, 10]
@@ -70,7 +70,7 @@ def test_imagenet_from_clean_images(put, tmp_path):
     data = open_dataset(f"imagenet_c:{tmp_path / 'in'}", corruptions=["contrast", "shot_noise"], size=32)
     assert data.domain_names == ("clean", "contrast", "shot_noise")
     assert data.counts().tolist() == [[10, 10], [1, 1], [1, 1]]
-    assert len({image.numpy().tobytes() for image in load_images(data, 32)}) == 24
+    assert len({image.numpy().tobytes() for image in decode_images(data, 32)}) == 24
     trained = {data.ids[row].split("/", 1)[1] for row in data.train_val_indices()[0]}
     targets = {data.ids[row].split("/", 1)[1] for row in np.flatnonzero(data.domains > 0)}
     assert not trained & targets
@@ -97,4 +97,4 @@ def test_the_split_is_ours_and_doctor_says_so(tmp_path):
     (tmp_path / "test_batch.bin").write_bytes((tmp_path / "data_batch_1.bin").read_bytes())
     found = doctor(f"cifar10_c:{tmp_path}", corruptions=["contrast"], quick=True)
     assert found.split_by == "a tenth of each class of the clean images, with all their copies"
-    assert f"Select on 10 source images, {found.split_by}." in found.plan
+    assert f"Validate on 10 source images, {found.split_by}." in found.plan

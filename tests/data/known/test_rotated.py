@@ -4,7 +4,7 @@ from PIL import Image
 
 from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
-from sourceward.data.known.rotated import rotate
+from sourceward.data.known.rotated import rotate_arrays
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,7 @@ def mnist(shared):
 
 def test_rotation_agrees_with_pil():
     smooth = np.add.outer(np.arange(28), np.arange(28)).astype(np.uint8) * 4
-    turned = rotate(smooth[None], 30)[0].astype(int)
+    turned = rotate_arrays(smooth[None], 30)[0].astype(int)
     reference = np.asarray(Image.fromarray(smooth).rotate(30, Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(turned - reference)[6:-6, 6:-6].max() <= 2
 
@@ -22,7 +22,7 @@ def test_rotation_agrees_with_pil():
 @pytest.mark.parametrize("quarters", [1, 2, 3])
 def test_quarter_turns_are_exact(quarters):
     image = np.random.default_rng(0).integers(0, 256, (2, 9, 9), dtype=np.uint8)
-    assert np.array_equal(rotate(image, 90 * quarters), np.rot90(image, quarters, axes=(1, 2)))
+    assert np.array_equal(rotate_arrays(image, 90 * quarters), np.rot90(image, quarters, axes=(1, 2)))
 
 
 @pytest.mark.parametrize(("setting", "sources"), [("15-75", 5), ("30-60", 3), ("30-45", 2)])
@@ -71,5 +71,5 @@ def test_wrong_options(mnist, options, message):
 def test_a_torn_idx_file(put, tmp_path):
     for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
         put(f"root/{name}", bytes([0, 0, 8, 1, 0, 0, 0, 9, 1, 2]))
-    with pytest.raises(InputError, match="is not a whole idx file"):
+    with pytest.raises(InputError, match="is not a complete idx file"):
         open_dataset(f"rotated_mnist:{tmp_path / 'root'}")

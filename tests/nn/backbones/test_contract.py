@@ -78,17 +78,6 @@ class TestContract:
         assert again.preprocessing == backbone.preprocessing
         assert torch.equal(features(again, inputs(backbone)), features(backbone, inputs(backbone)))
 
-    def test_a_saved_folder_is_a_spec(self, backbone, tmp_path):
-        backbone.save(tmp_path)
-        if backbone.family == "module":
-            with pytest.raises(InputError, match="module="):
-                create_backbone(tmp_path)
-            return
-        again = create_backbone(str(tmp_path)).eval()
-        with pytest.raises(InputError, match="saved backbone"):
-            create_backbone(tmp_path, max_length=9)
-        assert torch.equal(features(again, inputs(backbone)), features(backbone, inputs(backbone)))
-
     def test_the_other_kind_of_input_is_refused(self, backbone):
         other = TEXTS if backbone.kind == "image" else [Image.new("RGB", (40, 40))]
         for wrong in (other, [], "a lone string", None):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from sourceward._util.errors import InputError
 from sourceward.nn.backbones import Backbone, create_backbone
-from sourceward.nn.backbones.resnet_v1 import _photos
+from sourceward.nn.backbones.resnet_v1 import sample_photos
 from tests.nn.backbones.tiny import features, inputs
 
 SHARED = Path(__file__).parents[3].parent / "shared"
@@ -47,11 +47,11 @@ class TestResNetV1:
             if isinstance(norm, torch.nn.BatchNorm2d):
                 norm.momentum = None  # statistics of all that comes by
         with torch.no_grad():
-            made.train().network(_photos())
+            made.train().network(sample_photos())
         weights = made.network.state_dict()
         create_backbone(right, weights=weights)
         assert not recwarn.list
-        with pytest.warns(UserWarning, match=f"lose accuracy in {wrong}: name {right}"):
+        with pytest.warns(UserWarning, match=f"lose accuracy in {wrong}. Use {right}"):
             other = create_backbone(wrong, weights=weights)
         first = other.network.layer2[0]
         assert (first.conv1.stride == (2, 2)) == wrong.endswith("-v1")  # as it was asked for

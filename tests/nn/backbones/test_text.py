@@ -38,7 +38,7 @@ class TestText:
         folder = hf_folder(tmp_path / "bert", "bert")
         for file in (*folder.glob("*token*"), *folder.glob("vocab*")):
             file.unlink()
-        with pytest.raises(InputError, match="knows no word: expected its files"):
+        with pytest.raises(InputError, match="has no vocabulary: expected its files"):
             create_backbone(folder)
 
     def test_a_torn_file_of_weights(self, tmp_path):

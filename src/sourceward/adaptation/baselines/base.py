@@ -23,7 +23,7 @@ from sourceward.adaptation.base import (
 from sourceward.adaptation.baselines.batches import concatenate_inputs, rebatch
 from sourceward.adaptation.baselines.classifier import encoder, ensemble_logits
 from sourceward.algorithm import energy_target
-from sourceward.functional.voting import log_vote
+from sourceward.functional.aggregation import log_mixture
 from sourceward.nn import Network
 
 ROWS_PER_TRANSFER = 256
@@ -47,7 +47,7 @@ class BatchPrediction(NamedTuple):
     def from_logits(cls, feature: Tensor, logits: Tensor) -> "BatchPrediction":
         """Average the classifiers' probabilities, as without adaptation."""
         feature, logits = feature.detach(), logits.detach()
-        return cls(feature, log_vote(logits).exp(), logits.softmax(-1).mean(0))
+        return cls(feature, log_mixture(logits).exp(), logits.softmax(-1).mean(0))
 
     @classmethod
     def concatenate(cls, parts: list["BatchPrediction"]) -> "BatchPrediction":

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sourceward.nn import Network
 from sourceward.nn.heads import LinearHead, PrototypeHead
-from sourceward.nn.network import VOICES
+from sourceward.nn.network import CLASSIFIER_WEIGHT
 
 
 def encoder(network: Network) -> Callable[[Any], Tensor]:
@@ -34,12 +34,12 @@ def ensemble_logits(network: Network, feature: Tensor) -> Tensor:
 
     All entries count alike in the mean: the LDA head's weight is expressed by repeating rows.
     """
-    logits = network.voter_logits(feature)
+    logits = network.classifier_logits(feature)
     if lda_weight := int(network.lda_weight):
         weight, bias = network.lda()
-        common = math.gcd(VOICES, lda_weight)
+        common = math.gcd(CLASSIFIER_WEIGHT, lda_weight)
         lda_logits = (feature @ weight.T + bias).expand(lda_weight // common, *logits.shape[1:])
-        logits = torch.cat([logits.repeat(VOICES // common, 1, 1, 1), lda_logits])
+        logits = torch.cat([logits.repeat(CLASSIFIER_WEIGHT // common, 1, 1, 1), lda_logits])
     return logits
 
 
@@ -82,6 +82,6 @@ def class_weights(network: Network) -> Tensor:
     pooled = network.posterior(network.centers.mean(0))
     assert pooled is not None
     weights = (weights + pooled.mean) / 2
-    learned, lda_weight = 2 * VOICES, int(network.lda_weight)
+    learned, lda_weight = 2 * CLASSIFIER_WEIGHT, int(network.lda_weight)
     lda = network.lda()[0] * math.sqrt(network.dim)
     return (learned * weights + lda_weight * lda) / (learned + lda_weight)

@@ -17,11 +17,11 @@ from sourceward.adaptation.baselines.classifier import ensemble_logits, mean_ent
 from sourceward.adaptation.baselines.episodic import Episodic
 from sourceward.adaptation.baselines.trainable import TrainableCopy
 from sourceward.adaptation.images import image_preprocessing
-from sourceward.data.augment import normalise
-from sourceward.data.augmix import augmix, pixels
+from sourceward.data.augmix import augmix
 from sourceward.functional import keyed_normal, row_keys
-from sourceward.functional.voting import log_vote
+from sourceward.functional.aggregation import log_mixture
 from sourceward.nn import Network
+from sourceward.nn.backbones.preprocessing import denormalize, normalize
 
 
 @ADAPTERS.register("memo")
@@ -40,9 +40,9 @@ class MEMO(Episodic):
         self, model: TrainableCopy, image: Tensor, generator: torch.Generator
     ) -> Callable[[], Tensor]:
         inputs = image_preprocessing(model.network)
-        plain = pixels(image, inputs.mean, inputs.std).expand(self.num_copies, -1, -1, -1)
-        copies = normalise(augmix(plain, generator=generator), inputs.mean, inputs.std)
-        return lambda: mean_entropy(log_vote(model.logits(model.encode(copies))))
+        plain = denormalize(image, inputs.mean, inputs.std).expand(self.num_copies, -1, -1, -1)
+        copies = normalize(augmix(plain, generator=generator), inputs.mean, inputs.std)
+        return lambda: mean_entropy(log_mixture(model.logits(model.encode(copies))))
 
 
 @ADAPTERS.register("memo_features")
@@ -70,7 +70,7 @@ class MEMOOnFeatures(MEMO):
             shift = torch.zeros_like(feature).requires_grad_(True)
             for _ in range(self.num_updates):
                 logits = ensemble_logits(network, (copies * scale + shift).flatten(0, 1))
-                log_probability = log_vote(logits).unflatten(0, (self.num_copies, -1))
+                log_probability = log_mixture(logits).unflatten(0, (self.num_copies, -1))
                 gradients = torch.autograd.grad(mean_entropy(log_probability).sum(), (scale, shift))
                 with torch.no_grad():
                     for parameter, gradient in zip((scale, shift), gradients):

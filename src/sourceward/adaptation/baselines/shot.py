@@ -13,7 +13,7 @@ from sourceward.adaptation.base import ADAPTERS
 from sourceward.adaptation.baselines.classifier import entropy, mean_entropy
 from sourceward.adaptation.baselines.online import Loss, Online
 from sourceward.adaptation.baselines.trainable import TrainableCopy
-from sourceward.functional.voting import log_vote
+from sourceward.functional.aggregation import log_mixture
 
 
 def information_maximisation(log_probability: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class ShotIM(Online):
     learning_rate: float = 1e-5
 
     def make_loss(self, model: TrainableCopy) -> Loss:
-        return lambda inputs, feature, logits: information_maximisation(log_vote(logits))
+        return lambda inputs, feature, logits: information_maximisation(log_mixture(logits))
 
 
 @ADAPTERS.register("shot_im_features")

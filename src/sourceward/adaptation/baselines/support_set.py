@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from sourceward.adaptation.baselines.classifier import class_weights, ensemble_logits, entropy
-from sourceward.functional.voting import log_vote
+from sourceward.functional.aggregation import log_mixture
 from sourceward.nn import Network
 
 
@@ -24,7 +24,7 @@ class SupportSet:
         self.entropy = torch.zeros(0).to(network.scale)
         weights = class_weights(network).to(network.scale)
         with torch.no_grad():
-            self.add(weights, log_vote(ensemble_logits(network, weights)))
+            self.add(weights, log_mixture(ensemble_logits(network, weights)))
 
     @torch.no_grad()
     def add(self, feature: Tensor, log_probability: Tensor) -> None:

@@ -15,7 +15,7 @@ from sourceward.adaptation.base import ADAPTERS
 from sourceward.adaptation.baselines.base import Baseline, BatchPrediction
 from sourceward.adaptation.baselines.classifier import ensemble_logits
 from sourceward.adaptation.baselines.support_set import SupportSet
-from sourceward.functional.voting import log_vote
+from sourceward.functional.aggregation import log_mixture
 from sourceward.nn import Network
 
 
@@ -38,5 +38,5 @@ class T3A(Baseline):
     def predict_batches(self, network: Network, batches: Iterator[Tensor]) -> Iterator[BatchPrediction]:
         supports = SupportSet(network, self.keep)
         for feature in batches:
-            supports.add(feature, log_vote(ensemble_logits(network, feature)))
+            supports.add(feature, log_mixture(ensemble_logits(network, feature)))
             yield BatchPrediction(feature, (feature @ supports.prototypes().T).softmax(-1))

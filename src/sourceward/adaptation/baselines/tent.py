@@ -10,7 +10,7 @@ from sourceward.adaptation.base import ADAPTERS
 from sourceward.adaptation.baselines.classifier import entropy
 from sourceward.adaptation.baselines.online import Loss, Online
 from sourceward.adaptation.baselines.trainable import TrainableCopy
-from sourceward.functional.voting import log_vote
+from sourceward.functional.aggregation import log_mixture
 
 
 @ADAPTERS.register("tent")
@@ -26,7 +26,7 @@ class Tent(Online):
     use_on_features: ClassVar[str] = "'tent_features' or 'tent_latent'"
 
     def make_loss(self, model: TrainableCopy) -> Loss:
-        return lambda inputs, feature, logits: entropy(log_vote(logits)).mean()
+        return lambda inputs, feature, logits: entropy(log_mixture(logits)).mean()
 
 
 @ADAPTERS.register("tent_features")

@@ -15,7 +15,7 @@ from sourceward.adaptation.base import ADAPTERS
 from sourceward.adaptation.baselines.online import Loss, Online
 from sourceward.adaptation.baselines.support_set import SupportSet
 from sourceward.adaptation.baselines.trainable import TrainableCopy
-from sourceward.functional.voting import log_vote
+from sourceward.functional.aggregation import log_mixture
 
 
 def self_distillation(feature: Tensor, prototypes: Tensor, log_probability: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class TSD(Online):
         supports = SupportSet(model.network, self.keep)
 
         def loss(inputs: Any, feature: Tensor, logits: Tensor) -> Tensor:
-            log_probability = log_vote(logits)
+            log_probability = log_mixture(logits)
             supports.add(feature, log_probability)
             return self_distillation(feature, supports.prototypes(), log_probability)
 

@@ -16,7 +16,8 @@ from sourceward.adaptation.base import ADAPTERS, Unsuitable
 from sourceward.adaptation.baselines.episodic import Episodic
 from sourceward.adaptation.baselines.trainable import TrainableCopy
 from sourceward.adaptation.images import image_backbone
-from sourceward.data.augment import Augmentation, crop_and_flip, draw_boxes
+from sourceward.data.augment import Augmentation, draw_boxes
+from sourceward.data.image_ops import crop_and_hflip
 from sourceward.functional.rotate import rotate
 from sourceward.nn import Network
 from sourceward.nn.backbones.backbone import ROTATION, Backbone
@@ -57,5 +58,5 @@ def rotation_loss(backbone: Backbone, images: Tensor, generator: torch.Generator
     rotations = torch.randint(4, (len(images),), generator=generator, device=images.device)
     boxes = draw_boxes(images, Augmentation(), generator)
     flipped = torch.rand(len(images), generator=generator, device=images.device) < 0.5
-    images = crop_and_flip(images, boxes, flipped, (images.shape[-2], images.shape[-1]))
+    images = crop_and_hflip(images, boxes, flipped, (images.shape[-2], images.shape[-1]))
     return cross_entropy(backbone.auxiliary[ROTATION](backbone(rotate(images, rotations))), rotations)

@@ -90,7 +90,9 @@ def _features(
     extra = [EXTRA_CORRUPTIONS[0]] if context.small else list(EXTRA_CORRUPTIONS)
     if CLEAN not in dataset.domain_names:
         clean = dataset.of_domains([dataset.domain_names[0]])
-        dataset = corrupted_domains(clean, targets, practice=extra, size=None if clean_arrays(clean) else 64)
+        dataset = corrupted_domains(
+            clean, targets, source_corruptions=extra, size=None if clean_arrays(clean) else 64
+        )
     return _encode(context, dataset), [d for d in extra if d in dataset.domain_names]
 
 

@@ -12,7 +12,7 @@ from sourceward.bench.controls import linear_control
 from sourceward.bench.experiments.base import Asked, Context, Drawing, Outcome, check_targets, experiment
 from sourceward.bench.experiments.scores import Scores
 from sourceward.bench.specs import Spec
-from sourceward.functional.voting import log_vote
+from sourceward.functional.aggregation import log_mixture
 from sourceward.nn.heads import HEADS, PrototypeHead
 from sourceward.report.page import Table
 
@@ -74,7 +74,7 @@ def predict_from_latent(asked: Asked) -> np.ndarray:
     assert prior is not None
     z = prior.mean
     z = z * (network.dim**0.5 / z.norm(dim=-1, keepdim=True).clamp_min(1e-12))
-    return log_vote(ensemble_logits(network, z)).exp().cpu().numpy()
+    return log_mixture(ensemble_logits(network, z)).exp().cpu().numpy()
 
 
 @torch.no_grad()

@@ -66,7 +66,7 @@ def walk_all(network: Network, feature: Tensor, settings: AdaptSettings, lengths
             {
                 k: (
                     fold.classify(chain.trajectory[k], latent),
-                    energy_zscore(chain.energies[k], fold.own_energy),
+                    energy_zscore(chain.energies[k], fold.energy_quantiles),
                 )
                 for k in {0, *lengths}
             }

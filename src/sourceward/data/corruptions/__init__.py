@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.data.corruptions import blur, digital, noise, spatter, weather  # noqa: F401  they register
+from sourceward.data.corruptions import blur, digital, noise, spatter, weather  # noqa: F401  they register corruptions
 from sourceward.data.corruptions._core import CORRUPTIONS, RECIPES, Corruption, quantise
 
 __all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "RECIPES", "TEST_CORRUPTIONS", "Corruption", "corrupt"]
@@ -46,7 +46,7 @@ def corrupt(
     Args:
         name: one of `CORRUPTIONS`; `TEST_CORRUPTIONS` are the fifteen that benchmarks report.
         severity: 1 (mild) to 5 (severe).
-        generator: the randomness, on the device of `images`; the global one of torch when None.
+        generator: on the device of `images`; the global generator of torch when None.
         recipe: "imagenet" or "cifar" levels; by default "cifar" for images of 64 pixels or less.
     """
     corruption = CORRUPTIONS[name]

@@ -1,4 +1,4 @@
-"""Filters and warps that several corruptions share. All take and return (batch, channels, height, width)."""
+"""Filters and warps shared by several corruptions, on images (batch, channels, height, width)."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def border_index(size: int, radius: int, border: str, device: torch.device) -> Tensor:
-    """Which pixel stands in at each position of a line padded by `radius` on both sides.
+    """Return the index of the pixel at each position of a line padded by `radius` on both sides.
 
     `nearest` repeats the edge, `mirror` reflects without repeating it, `reflect` repeats it once.
     (SciPy's names; OpenCV's BORDER_REFLECT_101 is `mirror`.)
@@ -45,7 +45,7 @@ def gaussian_weights(radius: int, sigma: float) -> Tensor:
 def smooth(
     images: Tensor, sigma: float | tuple[float, float], *, truncate: float = 4, border: str = "nearest"
 ) -> Tensor:
-    """Gaussian blur; `sigma` is one or (rows, columns), the kernel is cut at `truncate` sigmas."""
+    """Apply Gaussian blur; `sigma` is a number or (rows, columns), the kernel ends at `truncate` sigmas."""
     rows, columns = sigma if isinstance(sigma, tuple) else (sigma, sigma)
     down = gaussian_weights(int(truncate * rows + 0.5), rows)
     across = gaussian_weights(int(truncate * columns + 0.5), columns)
@@ -55,7 +55,7 @@ def smooth(
 def streak(images: Tensor, degrees: Tensor, radius: int, sigma: float) -> Tensor:
     """Blur each image along its own direction: 2 * radius + 1 whole-pixel steps, half-Gaussian weights.
 
-    `degrees` is (batch,); 0 looks to the right, 90 down. The edge pixel continues outside of the image.
+    `degrees` is (batch,); 0 is to the right, 90 down. Edge pixels are repeated outside of the image.
     """
     height, width = images.shape[-2:]
     reach = 2 * radius
@@ -72,7 +72,7 @@ def streak(images: Tensor, degrees: Tensor, radius: int, sigma: float) -> Tensor
 
 
 def zoom_crop(size: int, factor: float) -> int:
-    """The side of the central crop that covers `size` pixels once enlarged."""
+    """Return the side of the central crop that covers `size` pixels when enlarged by `factor`."""
     return math.ceil(size / factor)
 
 
@@ -83,7 +83,7 @@ def enlarge(crop: Tensor, factor: float) -> Tensor:
 
 
 def warp(images: Tensor, x: Tensor, y: Tensor, border: str) -> Tensor:
-    """Read each image bilinearly at pixel coordinates x, y (batch, height, width)."""
+    """Sample each image bilinearly at pixel coordinates x, y (batch, height, width)."""
     height, width = images.shape[-2:]
     corners = border == "mirror"
     if corners:

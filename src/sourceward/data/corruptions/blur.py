@@ -26,7 +26,7 @@ def gaussian_blur(images: Tensor, sigma: float, generator: Generator) -> Tensor:
     cifar=((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
 )
 def defocus_blur(images: Tensor, level: tuple[float, float], generator: Generator) -> Tensor:
-    """A lens out of focus: the mean over a disk with a soft rim."""
+    """Blur as a lens out of focus does: mean over a disk with a soft rim."""
     radius, rim = level
     reach, rim_radius = (8, 1) if radius <= 8 else (int(radius), 2)
     at = torch.arange(-reach, reach + 1)
@@ -41,10 +41,10 @@ def defocus_blur(images: Tensor, level: tuple[float, float], generator: Generato
     cifar=((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
 )
 def glass_blur(images: Tensor, level: tuple[float, int, int], generator: Generator) -> Tensor:
-    """Frosted glass: each pixel is replaced by a neighbour, between two soft blurs.
+    """Blur as frosted glass does: replace each pixel by a neighbour, between two light blurs.
 
-    The authors walk from the last pixel to the first and copy a random neighbour into each, so a copy may be
-    copied again. (They meant to swap; NumPy's views made it a copy, and so it is in the benchmarks.)
+    The authors' code visits the pixels from last to first and copies a random neighbour into each, so a copy
+    may be copied again. (A swap was intended; NumPy's views made it a copy, also in the published data.)
     """
     sigma, reach, rounds = level
     images = quantise(smooth(images, sigma)).float() / 255
@@ -58,20 +58,20 @@ def glass_blur(images: Tensor, level: tuple[float, int, int], generator: Generat
 
 
 def copied_from(moves: Tensor, reach: int) -> Tensor:
-    """Where each pixel's value comes from after the sequential walk; (batch, height * width).
+    """Return the pixel that each pixel is copied from after the sequential pass; (batch, height * width).
 
-    `moves` is (batch, 2, height, width): rows, columns. A pixel points at a neighbour as it was (index q) or,
-    where the walk has been already, as it is now (index q + pixels). Doubling the pointers until they end
-    replaces the walk: seven doublings follow 128 copies of copies, each less likely than one half.
+    `moves` is (batch, 2, height, width): rows, columns. A pixel points to the old value of a neighbour (index
+    q) or, if that was visited before, to its new value (index q + pixels). Pointer doubling replaces the
+    sequential pass: seven doublings follow chains of 128 copies, each link less likely than one half.
     """
     batch, _, height, width = moves.shape
     count = height * width
     rows = torch.arange(height, device=moves.device)[:, None].expand(height, width)
     columns = torch.arange(width, device=moves.device)[None, :].expand(height, width)
-    walked = (rows > reach) & (rows <= height - reach) & (columns > reach) & (columns <= width - reach)
+    interior = (rows > reach) & (rows <= height - reach) & (columns > reach) & (columns <= width - reach)
     here = rows * width + columns
-    target = torch.where(walked, here + moves[:, 0] * width + moves[:, 1], here)
-    visited = (target > here) & walked.flatten()[target]
+    target = torch.where(interior, here + moves[:, 0] * width + moves[:, 1], here)
+    visited = (target > here) & interior.flatten()[target]
     pointer = torch.where(visited, target + count, target).flatten(1)
     pointer = torch.cat([here.flatten().expand(batch, count), pointer], dim=1)
     for _ in range(7):
@@ -84,7 +84,7 @@ def copied_from(moves: Tensor, reach: int) -> Tensor:
     cifar=((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
 )
 def motion_blur(images: Tensor, level: tuple[int, float], generator: Generator) -> Tensor:
-    """A moving camera, within 45 degrees of the horizontal."""
+    """Blur as a moving camera does, within 45 degrees of the horizontal."""
     radius, sigma = level
     degrees = uniform((len(images),), -45, 45, images, generator)
     return streak(images, degrees, radius, sigma)
@@ -95,7 +95,7 @@ def motion_blur(images: Tensor, level: tuple[int, float], generator: Generator) 
     cifar=((7, 0.01), (12, 0.01), (16, 0.01), (21, 0.01), (26, 0.01)),
 )
 def zoom_blur(images: Tensor, level: tuple[int, float], generator: Generator) -> Tensor:
-    """A camera that moves toward the scene: the mean of enlarged copies and, once more, the image."""
+    """Average enlarged copies and the image, as a camera that moves toward the scene does."""
     layers, step = level
     height, width = images.shape[-2:]
     total = images.clone()

@@ -1,4 +1,4 @@
-"""What cameras, codecs and editors do: contrast, colour, geometry, blocks."""
+"""Corruptions by cameras, codecs and editors: contrast, colour, geometry, blocks."""
 
 from io import BytesIO
 
@@ -14,14 +14,14 @@ Generator = torch.Generator | None
 
 @corruption(imagenet=(0.4, 0.3, 0.2, 0.1, 0.05), cifar=(0.75, 0.5, 0.4, 0.3, 0.15))
 def contrast(images: Tensor, factor: float, generator: Generator) -> Tensor:
-    """Draw each channel toward its mean over the image."""
+    """Scale the distance of each channel to its mean over the image."""
     mean = images.mean(dim=(2, 3), keepdim=True)
     return mean + (images - mean) * factor
 
 
 @corruption(imagenet=(0.1, 0.2, 0.3, 0.4, 0.5), cifar=(0.05, 0.1, 0.15, 0.2, 0.3))
 def brightness(images: Tensor, added: float, generator: Generator) -> Tensor:
-    """Raise the V of HSV. Hue and saturation stay, so the channels scale together; black turns gray."""
+    """Increase the V of HSV. Hue and saturation stay, so all channels have one factor; black becomes gray."""
     value = images.amax(dim=1, keepdim=True)
     raised = (value + added).clamp(max=1)
     return torch.where(value > 0, images * (raised / value.clamp(min=1e-6)), raised)
@@ -32,7 +32,7 @@ def brightness(images: Tensor, added: float, generator: Generator) -> Tensor:
     cifar=((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)),
 )
 def saturate(images: Tensor, level: tuple[float, float], generator: Generator) -> Tensor:
-    """Change the S of HSV. A pixel without colour has hue 0, so what is added turns gray toward red."""
+    """Change the S of HSV. A gray pixel has hue 0, so an added saturation makes it red."""
     factor, added = level
     value = images.amax(dim=1, keepdim=True)
     span = value - images.amin(dim=1, keepdim=True)
@@ -58,7 +58,7 @@ def pixelate(images: Tensor, scale: float, generator: Generator) -> Tensor:
 
 
 def _box(size: int, smaller: int, device: torch.device) -> Tensor:
-    """The matrix (smaller, size) of Pillow's BOX: the mean of the pixels whose centre falls in the cell."""
+    """Return the matrix (smaller, size) of Pillow's BOX filter: means of pixels with centres in a cell."""
     scale = size / smaller
     centre = (torch.arange(smaller, device=device, dtype=torch.float64) + 0.5) * scale
     offset = torch.arange(size, device=device) + 0.5 - centre[:, None]

@@ -33,7 +33,7 @@ FARTHEST = 20  # distances are cut here
 def spatter(
     images: Tensor, level: tuple[float, float, float, float, float, str], generator: Generator
 ) -> Tensor:
-    """Drops of water (severity 1 to 3) or mud (4 and 5) on the lens."""
+    """Add drops of water (severity 1 to 3) or mud (4 and 5) on the lens."""
     mean, std, sigma, threshold, last, kind = level
     batch, _, height, width = images.shape
     liquid = smooth(mean + std * normal((batch, 1, height, width), images, generator), sigma)
@@ -50,9 +50,9 @@ def _tint(layer: Tensor, colour: tuple[float, float, float]) -> Tensor:
 
 
 def droplets(liquid: Tensor) -> Tensor:
-    """How much light the water adds, in [0, 1]; `liquid` is (batch, 1, height, width), 0 where dry.
+    """Return the light added by water, in [0, 1]; `liquid` is (batch, 1, height, width), 0 where dry.
 
-    The authors' chain: Canny edges, the distance to them, equalised, embossed, softened.
+    The authors' steps: Canny edges, distance transform, equalization, embossing, smoothing.
     """
     mean = torch.full((3, 3), 1 / 9)
     emboss = torch.tensor([[-2.0, -1.0, 0.0], [-1.0, 1.0, 1.0], [0.0, 1.0, 2.0]])
@@ -65,9 +65,9 @@ def droplets(liquid: Tensor) -> Tensor:
 
 
 def edges(liquid: Tensor) -> Tensor:
-    """Canny's thin edges, where the L1 Sobel gradient passes 150 and peaks across the edge.
+    """Return Canny's thin edges: local maxima of the L1 Sobel gradient above 150.
 
-    Canny would also follow an edge down to 50; the rim of a drop is a step of 160 or more, so little is lost.
+    Canny also follows an edge down to 50; the rim of a drop is a step of 160 or more, so little is missed.
     """
     smoothing, slope = torch.tensor([1.0, 2.0, 1.0]), torch.tensor([-1.0, 0.0, 1.0])
     across = convolve(liquid, smoothing[:, None] * slope, "nearest")
@@ -94,7 +94,7 @@ def edges(liquid: Tensor) -> Tensor:
 
 
 def distance(marks: Tensor) -> Tensor:
-    """Euclidean distance to the nearest mark, at most `FARTHEST`; exact, rows first and columns second."""
+    """Return the exact Euclidean distance to the nearest mark, at most `FARTHEST`."""
     height, width = marks.shape[-2:]
     squared = torch.where(marks, 0.0, float(FARTHEST**2))
     for rows in (False, True):
@@ -107,7 +107,7 @@ def distance(marks: Tensor) -> Tensor:
 
 
 def equalise(depth: Tensor) -> Tensor:
-    """Spread the levels 0 .. `FARTHEST` of each image over 0 .. 255, by how many pixels each one has."""
+    """Equalize the histogram of levels 0 .. `FARTHEST` of each image to 0 .. 255."""
     levels = torch.arange(FARTHEST + 1, device=depth.device)
     counts = (depth.flatten(1)[:, None] == levels[:, None]).sum(dim=2)
     below = counts.cumsum(dim=1)

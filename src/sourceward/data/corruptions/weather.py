@@ -26,7 +26,7 @@ Generator = torch.Generator | None
     ),
 )
 def snow(images: Tensor, level: tuple[float, ...], generator: Generator) -> Tensor:
-    """Enlarged specks of noise that fall, and fall once more upside down, over a whitened image."""
+    """Add motion-blurred specks of noise, and the same rotated by 180 degrees, to a whitened image."""
     mean, std, zoom, threshold, radius, sigma, weight = level
     batch, _, height, width = images.shape
     crop = (batch, 1, zoom_crop(height, zoom), zoom_crop(width, zoom))
@@ -44,11 +44,11 @@ def snow(images: Tensor, level: tuple[float, ...], generator: Generator) -> Tens
     cifar=((1, 0.2, 3), (1, 0.3, 3), (0.9, 0.4, 3), (0.85, 0.4, 3), (0.75, 0.45, 3)),
 )
 def frost(images: Tensor, level: tuple[float, float, int], generator: Generator) -> Tensor:
-    """Ice on the window, over the image.
+    """Blend a texture of ice with the image.
 
-    The benchmarks lay photographs of frost over the image; we ship none, and draw a texture in their place.
-    Its colour, its contrast and their spread from one image to the next are those of the five photographs;
-    its pattern is only similar. So results on frost compare less closely with published ones than the others.
+    The benchmarks blend photographs of frost; this package ships none and draws a texture instead. Its mean
+    colour, its contrast and their variation are those of the five photographs, its pattern is only similar:
+    results on frost are less comparable with published ones than those on other corruptions.
     """
     image_weight, frost_weight, needle = level
     return image_weight * images + frost_weight * ice(images, needle, generator)
@@ -60,7 +60,7 @@ ICE_CONTRAST = 0.09  # standard deviation within a crop of 224 pixels
 
 
 def ice(images: Tensor, needle: int, generator: Generator) -> Tensor:
-    """Needles in patches of four directions, on a cloudy ground; as large as `images`, in [0, 1]."""
+    """Draw needles in patches of four directions on a cloudy ground, in [0, 1], of the size of `images`."""
     batch, _, height, width = images.shape
     start = uniform((batch,), 0, 180, images, generator)
     grains = normal((batch, 4, height, width), images, generator).split(1, dim=1)
@@ -84,7 +84,7 @@ def _standardise(layer: Tensor) -> Tensor:
     cifar=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
 )
 def fog(images: Tensor, level: tuple[float, float], generator: Generator) -> Tensor:
-    """A plasma fractal added to the image, and the sum scaled back to the image's maximum."""
+    """Add a plasma fractal, and scale the sum to the maximum of the image."""
     thickness, decay = level
     batch, _, height, width = images.shape
     brightest = images.amax(dim=(1, 2, 3), keepdim=True)
@@ -93,7 +93,7 @@ def fog(images: Tensor, level: tuple[float, float], generator: Generator) -> Ten
 
 
 def plasma(batch: int, size: int, decay: float, like: Tensor, generator: Generator) -> Tensor:
-    """Diamond-square heights in [0, 1] on a torus; (batch, 1, side, side), the side a power of two.
+    """Draw diamond-square fractals in [0, 1] on a torus, (batch, 1, side, side), side a power of two.
 
     At each scale the centres of squares, then of diamonds, become the mean of their four neighbours plus a
     draw from +-amplitude^2 (the authors' code multiplies by the amplitude twice).

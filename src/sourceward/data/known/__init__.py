@@ -1,9 +1,8 @@
-"""The datasets of the paper and of the field, by the layout their authors distribute."""
+"""Published datasets, read in the layout in which their authors distribute them."""
 
 from sourceward.data.known import (  # noqa: F401 (they register)
     corrupted,
     corrupted_idx,
-    domainnet,
     image_folders,
     pheme,
     rotated,

@@ -1,4 +1,4 @@
-"""CIFAR-10-C and ImageNet-C, as published or made here from the clean images."""
+"""CIFAR-10-C and ImageNet-C, as published or made from the clean images."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,10 +34,10 @@ def read_cifar10_c(
     clean: str | Path | None = None,
     severity: int = 5,
     corruptions: Sequence[str] | None = None,
-    practice: Sequence[str] = (),
+    source_corruptions: Sequence[str] = (),
     seed: int = 0,
 ) -> DomainDataset:
-    """`corruptions`: the 15 test ones unless given; `practice`: those that make further sources."""
+    """Read targets for `corruptions` (default: the 15 test ones), sources for `source_corruptions`."""
     names = choose_corruptions(corruptions, severity)
     root = next((file.parent for file in sorted(Path(path).glob("*/labels.npy"))), Path(path))
     root = Path(path) if (Path(path) / "labels.npy").exists() else root
@@ -50,7 +50,9 @@ def read_cifar10_c(
                 f"'{path}' holds neither CIFAR-10-C (labels.npy, <corruption>.npy) nor the binary CIFAR-10 "
                 "(data_batch_1.bin, test_batch.bin). The pickled CIFAR-10 is not read."
             )
-        return corrupted_domains(train, names, severity, test=test, practice=practice, seed=seed)
+        return corrupted_domains(
+            train, names, severity, test=test, source_corruptions=source_corruptions, seed=seed
+        )
     absent = [
         Problem("missing_domain", name, f"'{path}' has no {name}.npy.")
         for name in names
@@ -58,12 +60,14 @@ def read_cifar10_c(
     ]
     parts = [_read_published(root, name, severity) for name in published]
     if len(train):
-        parts.insert(0, corrupted_domains(train, (), severity, practice=practice, seed=seed))
+        parts.insert(
+            0, corrupted_domains(train, (), severity, source_corruptions=source_corruptions, seed=seed)
+        )
     return _join(parts, targets=published, problems=absent, name=str(path))
 
 
 def _read_cifar(root: Path, pattern: str, part: str) -> DomainDataset:
-    """Binary CIFAR-10: images uint8 (N, 3, 32, 32), none where the files are absent."""
+    """Read binary CIFAR-10, images uint8 (N, 3, 32, 32); none if there are no files."""
     files = sorted(root.rglob(pattern)) if root.is_dir() else []
     data = b"".join(file.read_bytes() for file in files)
     if len(data) % CIFAR_RECORD:
@@ -90,7 +94,7 @@ def _arrays(pixels: np.ndarray, labels: np.ndarray, domain: str, prefix: str, na
     ids = [f"{prefix}/{row:05d}" for row in range(len(pixels))]
     names = [CIFAR10[code] for code in codes]
     data = build("image", pixels, names, [domain] * len(ids), ids, classes=CIFAR10, domain_names=[domain])
-    return replace(data, problems=(), name=name)  # classes are checked once the parts are together
+    return replace(data, problems=(), name=name)  # missing classes are checked after joining
 
 
 def _load_npy(file: Path) -> np.ndarray:
@@ -103,7 +107,7 @@ def _load_npy(file: Path) -> np.ndarray:
 def _join(
     parts: list[DomainDataset], *, targets: Sequence[str], problems: list[Problem], name: str
 ) -> DomainDataset:
-    """Parts with the same classes and domains of their own, as one; those without a split validate."""
+    """Join parts with equal classes and different domains; parts without a split validate."""
     domains = [part.domain_names[code] for part in parts for code in part.domains]
     data = build(
         "image",
@@ -146,7 +150,8 @@ def read_imagenet_c(
     tree = read_tree(path)
     published = [row for name in names for row in _published_rows(tree, name, severity)]
     whole = tree if clean is None else read_tree(clean)
-    parts = ("train", CLEAN, None) if published else ("train", "val", CLEAN, None)  # the published are of val
+    # Published images are made from val.
+    parts = ("train", CLEAN, None) if published else ("train", "val", CLEAN, None)
     rows = next((found for part in parts if (found := _rows_under(whole, part))), []) + published
     if not rows:
         raise InputError(
@@ -185,7 +190,7 @@ def _published_rows(tree: Tree, corruption: str, severity: int) -> list[Row]:
 
 
 def _rows_under(tree: Tree, folder: str | None) -> list[Row]:
-    """Images <wnid>/<image> of a folder."""
+    """Return the images <wnid>/<image> of a folder."""
     files = (tree if folder is None else tree.under(folder)).files
     return [
         (CLEAN, path.split("/")[0], f"{CLEAN}/{path}", file)

@@ -10,37 +10,43 @@ from sourceward._util.errors import InputError
 from sourceward.data.corrupting import CLEAN, corrupted_domains
 from sourceward.data.dataset import DomainDataset, build
 from sourceward.data.known.entry import known_dataset
-from sourceward.data.known.rotated import DIGITS, FASHION, read_idx_pair
+from sourceward.data.known.idx import FASHION_MNIST, MNIST, IdxDataset, read_idx_pair
 
 LAYOUT = (
     "<root>/.../train-images-idx3-ubyte, train-labels-idx1-ubyte and t10k-*, raw or .gz. Options: severity; "
-    "corruptions, practice by name; clean and per_domain, numbers of images; size in pixels."
+    "corruptions, source_corruptions by name; clean and per_domain, numbers of images; size in pixels."
 )
+ABOUT = "Clean {} as the only source; its test images under 15 corruptions are the targets."
 SIDE = 32
-"""Pixels: the least that every corruption is defined for, and CIFAR's."""
+"""Pixels: the smallest size for which every corruption is defined, and CIFAR's."""
 
 
-ABOUT = "Clean {name} as the only source; its test images under 15 corruptions are the targets."
-
-
-def _register(name: str, title: str, classes: tuple[str, ...], where: str) -> None:
-    @known_dataset(name, about=ABOUT.format(name=title), where=where, layout=LAYOUT)
+def _register(name: str, idx: IdxDataset) -> None:
+    @known_dataset(name, about=ABOUT.format(idx.title), where=idx.where, layout=LAYOUT)
     def read(
         path: str | Path,
         *,
         severity: int = 5,
         corruptions: Sequence[str] | None = None,
-        practice: Sequence[str] = (),
+        source_corruptions: Sequence[str] = (),
         clean: int | None = 20_000,
         per_domain: int | None = 2_000,
         size: int = SIDE,
         seed: int = 0,
     ) -> DomainDataset:
-        """`clean` training images (None: all) and, for each corruption, the same `per_domain` test images."""
-        train = _part(Path(path), "train", classes, clean, seed)
-        test = _part(Path(path), "test", classes, per_domain, seed)
+        """Read `clean` training images (None: all) and the same `per_domain` test images per corruption."""
+        train, test = (
+            _part(Path(path), part, idx.classes, count, seed)
+            for part, count in (("train", clean), ("test", per_domain))
+        )
         return corrupted_domains(
-            train, corruptions, severity, test=test, practice=practice, size=size, seed=seed
+            train,
+            corruptions,
+            severity,
+            test=test,
+            source_corruptions=source_corruptions,
+            size=size,
+            seed=seed,
         )
 
 
@@ -57,15 +63,5 @@ def _part(root: Path, part: str, classes: tuple[str, ...], count: int | None, se
     return replace(data, problems=(), name=str(root))
 
 
-_register(
-    "corrupted_mnist",
-    "MNIST",
-    DIGITS,
-    "Yann LeCun's MNIST page, http://yann.lecun.com/exdb/mnist/ , or torchvision's MNIST/raw folder.",
-)
-_register(
-    "corrupted_fashion_mnist",
-    "Fashion-MNIST",
-    FASHION,
-    "https://github.com/zalandoresearch/fashion-mnist , or the Debian package dataset-fashion-mnist.",
-)
+_register("corrupted_mnist", MNIST)
+_register("corrupted_fashion_mnist", FASHION_MNIST)

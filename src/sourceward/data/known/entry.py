@@ -1,4 +1,4 @@
-"""One entry for each known dataset: what it is, where people get it, what it looks like on disk."""
+"""The registry of published datasets: description, download location, layout on disk, reader."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,5 +34,5 @@ def known_dataset(name: str, *, about: str, where: str, layout: str) -> Callable
 
 
 def list_datasets() -> list[KnownDataset]:
-    """Every known dataset, in the order of the documentation."""
+    """Return every registered dataset."""
     return [DATASETS[name] for name in DATASETS]

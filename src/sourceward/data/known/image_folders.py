@@ -1,31 +1,29 @@
-"""Benchmarks that are trees of image folders: PACS, Office-Home, VLCS, TerraIncognita."""
+"""Benchmarks that are trees of image folders: PACS, Office-Home, VLCS, TerraIncognita, DomainNet."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, Problem
 from sourceward.data.known.entry import known_dataset
-from sourceward.data.known.lists import apply_lists, find_lists
+from sourceward.data.known.lists import Suffixes, apply_lists, find_lists
 from sourceward.data.tree import StoredFile, Tree, from_tree, read_tree
 
-# Canonical domain name -> the folder names seen in the wild, compared as `plain` writes them.
+# Domain name -> other folder names in use, compared as `plain` writes them.
 Aliases = dict[str, tuple[str, ...]]
 
-PACS: Aliases = {
-    "photo": (),
-    "art_painting": ("artpainting", "art"),
-    "cartoon": (),
-    "sketch": (),
-}
+PACS: Aliases = {"photo": (), "art_painting": ("artpainting", "art"), "cartoon": (), "sketch": ()}
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-PACS_LISTS = {
+PACS_LISTS: Suffixes = {
     "train": ("_train.txt", "_train_kfold.txt"),
     "val": ("_val.txt", "_crossval_kfold.txt", "_val_kfold.txt"),
 }
 OFFICE_HOME: Aliases = {"art": (), "clipart": (), "product": (), "real_world": ("realworld", "real")}
+TERRA: Aliases = {f"location_{n}": (f"l{n}", f"location{n}") for n in (38, 43, 46, 100)}
 VLCS: Aliases = {
     "caltech101": ("caltech",),
     "labelme": (),
@@ -33,44 +31,69 @@ VLCS: Aliases = {
     "sun09": ("sun",),
 }
 VLCS_CLASSES = ("bird", "car", "chair", "dog", "person")
-TERRA: Aliases = {f"location_{n}": (f"l{n}", f"location{n}") for n in (38, 43, 46, 100)}
+DOMAINNET: Aliases = dict.fromkeys(("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), ())
+# The published test images validate.
+DOMAINNET_LISTS: Suffixes = {"train": ("_train.txt",), "val": ("_test.txt",)}
 
 
-@known_dataset(
+def _reader(
+    name: str,
+    aliases: Aliases,
+    *,
+    classes: tuple[str, ...] | None = None,
+    num_classes: int | None = None,
+    lists: Suffixes | None = None,
+) -> Callable[..., DomainDataset]:
+    """Return a reader of <domain>/<class>/<image>; with `lists`, of official split lists as well."""
+
+    def read(path: str | Path) -> DomainDataset:
+        return read_tree_of(path)[0]
+
+    def read_with_lists(path: str | Path, *, splits: str | Path | None = None) -> DomainDataset:
+        dataset, whole = read_tree_of(path)
+        return apply_lists(dataset, find_lists(whole, _folder_names(aliases), lists or {}, splits))
+
+    def read_tree_of(path: str | Path) -> tuple[DomainDataset, Tree]:
+        whole = read_tree(path)
+        tree, folders = locate_domains(whole, aliases, name)
+        options: Any = {"classes": classes, "num_classes": num_classes}
+        return read_domains(tree, folders, aliases, name=str(path), **options), whole
+
+    return read if lists is None else read_with_lists
+
+
+known_dataset(
     "pacs",
     about="Photos, art paintings, cartoons and sketches: 9,991 images, 7 classes (Li et al. 2017).",
     where="The SketchX project page, https://sketchx.eecs.qmul.ac.uk/ , or DomainBed's download script.",
     layout="<root>/[kfold/]<photo|art_painting|cartoon|sketch>/<class>/<image>, a folder or a .tar; the "
     "official lists <domain>_train.txt and <domain>_val.txt (or _train_kfold, _crossval_kfold) in `splits`.",
-)
-def read_pacs(path: str | Path, *, splits: str | Path | None = None) -> DomainDataset:
-    whole = read_tree(path)
-    tree, folders = locate_domains(whole, PACS, "pacs")
-    dataset = read_domains(tree, folders, PACS, name=str(path), classes=PACS_CLASSES)
-    return apply_lists(dataset, find_lists(whole, _list_names(PACS), PACS_LISTS, splits))
+)(_reader("pacs", PACS, classes=PACS_CLASSES, lists=PACS_LISTS))
 
-
-@known_dataset(
+known_dataset(
     "office_home",
-    about="Everyday objects as art, clip art, product and real-world pictures: 15,500 images, 4 domains, 65 "
-    "classes (Venkateswara et al. 2017).",
+    about="Everyday objects in art, clip art, product and real-world photos: 15,500 images, 4 domains, "
+    "65 classes (Venkateswara et al. 2017).",
     where="The project page https://www.hemanthdv.org/officeHomeDataset.html",
     layout="<root>/<Art|Clipart|Product|Real World>/<class>/<image>, a folder or a .tar.",
-)
-def read_office_home(path: str | Path) -> DomainDataset:
-    tree, folders = locate_domains(read_tree(path), OFFICE_HOME, "office_home")
-    return read_domains(tree, folders, OFFICE_HOME, name=str(path), num_classes=65)
+)(_reader("office_home", OFFICE_HOME, num_classes=65))
 
-
-@known_dataset(
+known_dataset(
     "terra_incognita",
-    about="Camera traps at four places, DomainBed's subset: 24,788 images, 10 classes (Beery et al. 2018).",
+    about="Camera traps at four locations, DomainBed's subset: 24,788 images, 10 classes "
+    "(Beery et al. 2018).",
     where="https://lila.science/datasets/caltech-camera-traps ; DomainBed's download script cuts the subset.",
     layout="<root>/<location_38|location_43|location_46|location_100>/<class>/<image>, a folder or a .tar.",
-)
-def read_terra_incognita(path: str | Path) -> DomainDataset:
-    tree, folders = locate_domains(read_tree(path), TERRA, "terra_incognita")
-    return read_domains(tree, folders, TERRA, name=str(path), num_classes=10)
+)(_reader("terra_incognita", TERRA, num_classes=10))
+
+known_dataset(
+    "domainnet",
+    about="Clip art, infographics, paintings, quick drawings, photos and sketches: 586,575 images, 6 "
+    "domains, 345 classes (Peng et al. 2019).",
+    where="The project page https://ai.bu.edu/M3SDA/ (the cleaned version of clipart and painting).",
+    layout="<root>/<domain>/<class>/<image>, and the lists <domain>_train.txt and <domain>_test.txt in "
+    "<root>, in <root>/splits or in `splits` beside it: lines `<domain>/<class>/<image> <label>`.",
+)(_reader("domainnet", DOMAINNET, num_classes=345, lists=DOMAINNET_LISTS))
 
 
 @known_dataset(
@@ -90,7 +113,7 @@ def read_vlcs(path: str | Path) -> DomainDataset:
 
 
 def _flatten_vlcs(tree: Tree) -> tuple[dict[str, StoredFile], set[StoredFile], tuple[Problem, ...]]:
-    """The older layout as <domain>/<class>/<part>_<image>, the files to validate on, the copies in `full`."""
+    """Map the older layout to <domain>/<class>/<part>_<image>; return files, validation files, copies."""
     files: dict[str, StoredFile] = {}
     held: set[StoredFile] = set()
     copies = []
@@ -109,7 +132,7 @@ def _flatten_vlcs(tree: Tree) -> tuple[dict[str, StoredFile], set[StoredFile], t
 
 
 def plain(folder: str) -> str:
-    """A folder's name as people mean it.
+    """Return a folder name in lower case with underscores.
 
     >>> plain("Real World"), plain("ART-painting")
     ('real_world', 'art_painting')
@@ -118,8 +141,8 @@ def plain(folder: str) -> str:
 
 
 def locate_domains(tree: Tree, aliases: Aliases, dataset: str) -> tuple[Tree, dict[str, str]]:
-    """The part of the tree where most domain folders lie side by side, and {folder: domain} there."""
-    known = _list_names(aliases)
+    """Find the subtree with the most domain folders side by side; return it and {folder: domain}."""
+    known = _folder_names(aliases)
     places: dict[str, dict[str, str]] = {}
     for folder in {path.rsplit("/", 1)[0] for path in tree.images() if "/" in path}:
         parts = folder.split("/")
@@ -145,7 +168,7 @@ def read_domains(
     classes: tuple[str, ...] | None = None,
     num_classes: int | None = None,
 ) -> DomainDataset:
-    """The domains in the order of `aliases`, under those names; reports absent domains and classes."""
+    """Read the domains in the order of `aliases`, and report absent domains and classes."""
     ordered = {folder: domain for domain in aliases for folder, found in folders.items() if found == domain}
     dataset = from_tree(tree, name=name, domains=ordered, classes=classes)
     problems = [
@@ -159,6 +182,6 @@ def read_domains(
     return replace(dataset, problems=dataset.problems + tuple(problems))
 
 
-def _list_names(aliases: Aliases) -> dict[str, str]:
-    """Every name of every domain, in lower case."""
+def _folder_names(aliases: Aliases) -> dict[str, str]:
+    """Map every name in use to its domain."""
     return {name: domain for domain, others in aliases.items() for name in (domain, *others)}

@@ -1,4 +1,4 @@
-"""Official split lists: text files that name one image a line, with or without its label."""
+"""Official split lists: text files with one image per line, with or without its label."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, Problem, zero_based
 from sourceward.data.tree import Tree, read_tree
 
-Suffixes = dict[str, tuple[str, ...]]  # "train" and "val" -> how the names of their list files end
+Suffixes = dict[str, tuple[str, ...]]  # "train" and "val" -> endings of the names of their list files
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ListedImage:
 def find_lists(
     tree: Tree, domains: dict[str, str], suffixes: Suffixes, splits: str | Path | None = None
 ) -> list[ListedImage]:
-    """The lines of every list found in `splits`, else in the tree or in a folder `splits` beside it."""
+    """Return the lines of all lists in `splits`, else in the tree or in a folder `splits` beside it."""
     beside = tree.root.parent / "splits"
     if splits is not None:
         places = [read_tree(splits)]
@@ -68,36 +68,30 @@ def _parse(line: str, split: str, domain: str) -> ListedImage:
 
 
 def apply_lists(dataset: DomainDataset, listed: Sequence[ListedImage]) -> DomainDataset:
-    """`dataset` with the lists' split. Images are matched by <domain>/<class>/<file>.
+    """Return `dataset` with the split of the lists. Images are matched by <domain>/<class>/<file>.
 
-    Images in no list train, and are reported; so are lines without image and labels that contradict folders.
+    Images that are in no list train. They are reported, as are lines without an image and labels that
+    contradict the class folders.
     """
     if not listed:
         return dataset
     lines = {_name(line): line for line in listed}
     times = Counter(_name(line) for line in listed)
     row_of = {name: row for row, name in enumerate(dataset.ids)}
-    split = ["val" if name in lines and lines[name].split == "val" else "train" for name in dataset.ids]
-    problems = [
-        Problem(
-            "listed_twice", name, f"{name!r} is listed more than once; its last line counts.", line.domain
-        )
-        for name, line in lines.items()
-        if times[name] > 1
-    ]
-    problems += [
-        Problem(
-            "unlisted", name, f"{name!r} is in no split list; it is used for training.", name.split("/")[0]
-        )
-        for name in dataset.ids
-        if name not in lines
-    ]
-    problems += [
-        Problem("listed_but_missing", name, f"{name!r} is in a split list, but not on disk.", line.domain)
-        for name, line in lines.items()
-        if name not in row_of
-    ]
+    problems = []
+    for name, line in lines.items():
+        if times[name] > 1:
+            message = f"{name!r} is listed more than once; its last line counts."
+            problems.append(Problem("listed_twice", name, message, line.domain))
+        if name not in row_of:
+            message = f"{name!r} is in a split list, but not on disk."
+            problems.append(Problem("listed_but_missing", name, message, line.domain))
+    for name in dataset.ids:
+        if name not in lines:
+            message = f"{name!r} is in no split list; it is used for training."
+            problems.append(Problem("unlisted", name, message, name.split("/")[0]))
     problems += _check_labels(dataset, {row_of[name]: line for name, line in lines.items() if name in row_of})
+    split = ["val" if name in lines and lines[name].split == "val" else "train" for name in dataset.ids]
     return replace(
         dataset,
         split=np.asarray(split),
@@ -107,7 +101,7 @@ def apply_lists(dataset: DomainDataset, listed: Sequence[ListedImage]) -> Domain
 
 
 def _name(line: ListedImage) -> str:
-    """<domain>/<class>/<file>, whatever folders the list puts before it."""
+    """Return <domain>/<class>/<file>; folders that the list writes before these are ignored."""
     return "/".join([line.domain, *line.path.replace("\\", "/").split("/")[-2:]])
 
 
@@ -116,19 +110,14 @@ def _check_labels(dataset: DomainDataset, lines: dict[int, ListedImage]) -> list
     if not rows:
         return []
     given = np.array([lines[row].label for row in rows])
-    labels, moved = zero_based(given, len(dataset.classes), dataset.name)
+    labels, one_based = zero_based(given, len(dataset.classes), dataset.name)
     wrong = [dataset.ids[row] for row in np.array(rows)[labels != dataset.labels[rows]]]
-    problems = [
-        Problem(
-            "label_mismatch",
-            wrong[0],
-            f"{len(wrong):,} labels in the split lists contradict the class folders, first {wrong[0]!r}; "
-            "the folders are used.",
-        )
-        for _ in wrong[:1]
-    ]
-    if moved:
-        problems.append(
-            Problem("one_based_labels", "split lists", "Labels count from 1; they were moved to 0.")
-        )
+    problems = []
+    if wrong:
+        message = f"{len(wrong):,} labels in the split lists contradict the class folders, "
+        message += f"first {wrong[0]!r}; the folders are used."
+        problems.append(Problem("label_mismatch", wrong[0], message))
+    if one_based:
+        message = "Labels count from 1; they are read as counting from 0."
+        problems.append(Problem("one_based_labels", "split lists", message))
     return problems

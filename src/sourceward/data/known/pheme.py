@@ -1,4 +1,4 @@
-"""PHEME: is a tweet that starts a thread a rumour? Five (or nine) news events are the domains."""
+"""PHEME: rumour detection in tweets that start a thread; five (or nine) news events are the domains."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,7 @@ SUFFIX = "-all-rnr-threads"  # of the nine-event release
     ".tar; or a CSV with columns event, label (1 = rumour), tweet_id, text.",
 )
 def read_pheme(path: str | Path, *, events: str | tuple[str, ...] = EVENTS) -> DomainDataset:
-    """`events`: the paper's five, or "all"."""
+    """Read PHEME; `events` are the five of the paper by default, or "all"."""
     is_table = Path(path).suffix.lower() in (".csv", ".tsv", ".parquet")
     dataset = _read_flat(path) if is_table else _read_threads(read_tree(path))
     if events == "all":

@@ -1,12 +1,12 @@
-"""Backbones: what turns images or texts into the features that everything else works on.
+"""Backbones: networks from images or texts to features.
 
-create_backbone("timm:resnet18")                       the library's own weights
+create_backbone("timm:resnet18")                       the default weights of the library
 create_backbone("torchvision:resnet50.imagenet1k_v1")  one set of weights among several
 create_backbone("torchvision:resnet50-v1", weights="v1.safetensors")   stride in the 1x1 convolution
 create_backbone("hf:distilbert-base-uncased")          a text (or image) model of the Hugging Face Hub
-create_backbone("folder/")                             a Hugging Face folder, or one of `Backbone.save`
+create_backbone("folder/")                             a Hugging Face folder
 create_backbone(my_module, image_size=96)              your own `nn.Module`
-create_backbone("tiny:conv"), create_backbone("tiny:text")             no download: tests, first tries
+create_backbone("tiny:conv"), create_backbone("tiny:text")             no download: for tests and demos
 """
 
 from sourceward.nn.backbones.backbone import Backbone

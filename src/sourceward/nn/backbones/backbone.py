@@ -1,4 +1,4 @@
-"""One face for every feature extractor."""
+"""`Backbone`: the common interface of all feature extractors."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,23 @@ from sourceward.nn.backbones.tokenizers import Tokenizer
 
 FORMAT = 1
 ROTATION = "rotation"
-"""The auxiliary head of test-time training: which of four quarter turns?"""
+"""The auxiliary head of test-time training: rotation by 0, 90, 180 or 270 degrees."""
+
+
+@dataclass
+class BuildOptions:
+    """Arguments of `create_backbone` that a family may use."""
+
+    pretrained: bool = True
+    pooling: str | None = None
+    image_size: tuple[int, int] | None = None
+    max_length: int | None = None
+    local_files_only: bool = False
 
 
 @dataclass
 class Parts:
-    """What a family hands over: a network from batch to features, and what it takes to build it again."""
+    """What a family returns: a network from batch to features, and what is needed to build it again."""
 
     network: nn.Module
     preprocessing: Preprocessing
@@ -31,11 +42,11 @@ class Parts:
 
 
 class Backbone(nn.Module):
-    """Images or texts to features of width `dim`.
+    """A network from images or texts to features of width `dim`.
 
-    `prepare` turns what people have (uint8 or PIL images; strings) into a batch, `forward` turns a batch
-    into (batch, dim) float32 features. `config()`, `state_dict()` and `save_assets()` are all it takes to
-    build it again with `from_config`, without network and without the files it came from.
+    `prepare` turns raw inputs (uint8 or PIL images; strings) into a batch, `forward` turns a batch into
+    (batch, dim) float32 features. `from_config` rebuilds it from `config()`, `state_dict()` and the files of
+    `save_assets()`, without a network connection and without the original files.
 
     >>> from sourceward.nn.backbones import create_backbone
     >>> backbone = create_backbone("tiny:text").eval()
@@ -72,7 +83,7 @@ class Backbone(nn.Module):
         return f"{self.spec}, kind={self.kind}, dim={self.dim}"
 
     def forward(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """A prepared batch to (batch, dim) float32 features."""
+        """Return the (batch, dim) float32 features of a prepared batch."""
         if isinstance(batch, Tensor) != (self.kind == "image"):
             expected = "a float image tensor" if self.kind == "image" else "a dict of token tensors"
             raise InputError(
@@ -82,7 +93,7 @@ class Backbone(nn.Module):
         return self.network(batch).flatten(1).float()
 
     def prepare(self, items: Any) -> Any:
-        """Raw inputs to a batch for `forward`, on the backbone's device.
+        """Turn raw inputs into a batch for `forward`, on the backbone's device.
 
         Args:
             items: for images a uint8 tensor (batch, channels, height, width), or a list of PIL images, uint8
@@ -101,12 +112,12 @@ class Backbone(nn.Module):
         return {key: value.to(self.device) for key, value in tokens.items()}
 
     def freeze_batchnorm(self, frozen: bool = True) -> "Backbone":
-        """Keep batch norm on its stored statistics, also in training: features do not depend on the batch."""
+        """Use the stored batch norm statistics in training, too, so that samples do not affect each other."""
         self.batchnorm_frozen = frozen
         return self.train(self.training)
 
     def add_auxiliary(self, name: str, outputs: int) -> None:
-        """A linear head of another task, which travels with the weights. It starts at zero."""
+        """Add a linear head for another task, initialized to zero and saved with the weights."""
         head = nn.Linear(self.dim, outputs).to(self.device)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
@@ -121,7 +132,7 @@ class Backbone(nn.Module):
         return self
 
     def config(self) -> dict[str, Any]:
-        """Everything but tensors and tokenizer files, as JSON values."""
+        """Return everything but tensors and tokenizer files, as JSON values."""
         config = {
             "format": FORMAT,
             "family": self.family,
@@ -146,30 +157,19 @@ class Backbone(nn.Module):
         assets: str | Path | None = None,
         module: nn.Module | None = None,
     ) -> "Backbone":
-        """Build it again. `assets`: the folder given to `save_assets`; `module`: a user's own network."""
+        """Rebuild a backbone. `assets`: the folder given to `save_assets`; `module`: a user's own network."""
         from sourceward.nn.backbones.factory import rebuild
 
         return rebuild(config, state_dict, assets=assets, module=module)
 
     def save_assets(self, folder: str | Path) -> None:
-        """Write the files that `config()` cannot hold (those of the tokenizer) below `folder`."""
+        """Write the tokenizer files, which `config()` cannot hold, below `folder`."""
         if self.tokenizer is not None:
             self.tokenizer.save(Path(folder))
 
-    def save(self, folder: str | Path) -> None:
-        """Write backbone.json, backbone.safetensors and the assets; `create_backbone(folder)` reads them."""
-        from safetensors.torch import save_file
-
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.save_assets(folder)
-        tensors = {key: value.detach().cpu().clone() for key, value in self.network.state_dict().items()}
-        save_file(tensors, folder / "backbone.safetensors")
-        (folder / "backbone.json").write_text(json.dumps(self.config(), indent=2) + "\n")
-
 
 def output_width(network: nn.Module, preprocessing: Preprocessing) -> int:
-    """The feature width, from one pass over a blank input; the network is left as it was."""
+    """Return the feature width, measured by one pass over a blank input."""
     parameter = next(network.parameters(), None)
     device = parameter.device if parameter is not None else None
     batch: Any

@@ -1,4 +1,4 @@
-"""The network, kept short: seconds to find out that it is not there, one sentence to say so."""
+"""Downloads with short timeouts and one-sentence errors."""
 
 import os
 import socket
@@ -27,7 +27,7 @@ def import_transformers() -> Any:
 
 @contextmanager
 def quiet(bars: bool) -> Iterator[None]:
-    """Around what transformers loads: no report of its own and, with `bars`, no progress bars either."""
+    """Silence the reports of transformers and, with `bars`, its progress bars."""
     logging = import_transformers().utils.logging
     level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -42,7 +42,7 @@ def quiet(bars: bool) -> Iterator[None]:
 
 
 def reachable(url: str) -> bool:
-    """Whether the host answers at all; libraries retry for half a minute before they say no."""
+    """Return whether the host answers; libraries retry for half a minute before they give up."""
     if getproxies():
         return True
     parts = urlsplit(url)
@@ -54,14 +54,14 @@ def reachable(url: str) -> bool:
 
 
 def hub_offline() -> bool:
-    """True when only the local Hugging Face cache can be used."""
+    """Return whether only the local Hugging Face cache can be used."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE) or not reachable(constants.ENDPOINT)
 
 
 def hub_file(repo: str, names: tuple[str, ...], *, local_files_only: bool) -> str | None:
-    """The first of `names` that a repository of the Hub has, from the cache where it is there."""
+    """Return the first of `names` in a Hub repository, from the cache if possible."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -76,7 +76,7 @@ def hub_file(repo: str, names: tuple[str, ...], *, local_files_only: bool) -> st
 
 @contextmanager
 def url_cache(url: str, *, local_files_only: bool) -> Iterator[None]:
-    """Around a library's `torch.hub` download: refuse early, and do not hang on a dead line."""
+    """Guard a `torch.hub` download: fail early when offline, and set a timeout."""
     from torch.hub import get_dir
 
     cached = os.path.exists(os.path.join(get_dir(), "checkpoints", os.path.basename(urlsplit(url).path)))

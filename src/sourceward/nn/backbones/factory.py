@@ -1,6 +1,5 @@
-"""One verb to build a backbone, one to list them, and the way back from a config."""
+"""Build backbones by name, list them, and rebuild them from a config."""
 
-import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.nn.backbones import from_hf, from_timm, from_torchvision, tiny
-from sourceward.nn.backbones.backbone import FORMAT, Backbone, Parts
+from sourceward.nn.backbones.backbone import FORMAT, Backbone, BuildOptions, Parts
 from sourceward.nn.backbones.preprocessing import (
     ImagePreprocessing,
     Preprocessing,
@@ -20,24 +19,15 @@ from sourceward.nn.backbones.preprocessing import (
 )
 from sourceward.nn.backbones.resnet_v1 import SUFFIX, warn_of_stride
 from sourceward.nn.backbones.tokenizers import FOLDER, HashTokenizer, HfTokenizer, Tokenizer
-from sourceward.nn.backbones.weights import OTHERWISE, Weights, is_default, load_weights, read_weights
+from sourceward.nn.backbones.weights import OTHERWISE, Weights, is_default, load_weights
 
 
 class Family(Protocol):
-    """A module that builds one by name, builds it again, and knows its names."""
+    """A module that builds backbones by name, rebuilds them and lists its names."""
 
     __doc__: str | None
 
-    def build(
-        self,
-        name: str,
-        *,
-        pretrained: bool,
-        pooling: str | None,
-        image_size: tuple[int, int] | None,
-        max_length: int | None,
-        local_files_only: bool,
-    ) -> Parts: ...
+    def build(self, name: str, options: BuildOptions) -> Parts: ...
 
     def rebuild(self, name: str, architecture: dict[str, Any], pooling: str | None) -> nn.Module: ...
 
@@ -69,14 +59,14 @@ def create_backbone(
     """Build a backbone.
 
     Args:
-        spec: `"family:name"`, a folder (Hugging Face's, or one of `Backbone.save`), or an `nn.Module`.
-        weights: `"default"` for the library's own, None for random ones, or a .safetensors file, a state dict
-            file (tensors only) or a mapping. Half precision becomes float32, classifier heads are ignored.
-        pooling: `"cls"`, `"mean"` or `"pooler"`, for `hf:` models; None takes what suits the model.
-        image_size: height and width, where not those of the weights.
-        max_length: the longest text in tokens, where not that of the model.
-        local_files_only: use what is in the download caches, and nothing else.
-        dim: the feature width of an `nn.Module`, where a pass over a blank input cannot tell.
+        spec: `"family:name"`, a Hugging Face folder, or an `nn.Module`.
+        weights: `"default"` for those of the library, None for random ones, or a .safetensors file, a state
+            dict file (tensors only) or a mapping; classifier heads in these are ignored.
+        pooling: `"cls"`, `"mean"` or `"pooler"`, for `hf:` models; None chooses by model.
+        image_size: height and width, if not those of the weights.
+        max_length: the longest text in tokens, if not that of the model.
+        local_files_only: use the download caches only.
+        dim: the feature width of an `nn.Module`, if a pass over a blank input cannot measure it.
         preprocessing: replaces the preprocessing of the weights.
         tokenizer: the Hugging Face tokenizer of an `nn.Module` that reads texts.
 
@@ -88,24 +78,11 @@ def create_backbone(
         return spec
     if isinstance(spec, nn.Module):
         backbone = _own(spec, preprocessing, tokenizer, dim, size, max_length)
-    elif (Path(spec) / "backbone.json").is_file():
-        if any(option is not None for option in (pooling, size, max_length, dim, preprocessing, tokenizer)):
-            raise InputError(
-                f"Expected no option but `weights` with {str(spec)!r}: a saved backbone keeps its pooling "
-                "and preprocessing. Leave the options out, or build it from the original spec."
-            )
-        return _saved(Path(spec), weights)
     else:
         family, name, label = _resolve(str(spec))
         _check_options(family, name, weights, pooling)
-        parts = FAMILIES[family].build(
-            name,
-            pretrained=is_default(weights),
-            pooling=pooling,
-            image_size=size,
-            max_length=max_length,
-            local_files_only=local_files_only,
-        )
+        options = BuildOptions(is_default(weights), pooling, size, max_length, local_files_only)
+        parts = FAMILIES[family].build(name, options)
         parts.preprocessing = preprocessing or parts.preprocessing
         backbone = Backbone(parts, family=family, name=label)
     if weights is not None and not is_default(weights):
@@ -115,8 +92,9 @@ def create_backbone(
 
 
 def list_backbones(filter: str | None = None) -> list[str]:
-    """Specs that match a glob, with or without their family, or contain a word; `"timm:*"` for one family.
-    For `hf:` only examples.
+    """Return the specs that match a glob or contain a word; `"timm:*"` lists one family.
+
+    `hf:` is represented by examples.
 
     >>> list_backbones("tiny:*")
     ['tiny:conv', 'tiny:text']
@@ -130,7 +108,7 @@ def list_backbones(filter: str | None = None) -> list[str]:
 
 
 def _both(spec: str) -> tuple[str, str]:
-    """A spec and its name alone."""
+    """Return a spec, and its name without the family."""
     return spec, spec.partition(":")[2]
 
 
@@ -172,14 +150,13 @@ def rebuild(
 
 
 def _resolve(spec: str) -> tuple[str, str, str]:
-    """Family, name to build from, and the name to remember, which never has a path of this machine."""
+    """Return the family, the name to build from, and the name to save, which holds no local path."""
     family, colon, name = spec.partition(":")
     folder = Path(name if colon and family == "hf" else spec)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise InputError(
-                f"Expected a model in {str(folder)!r}, but it has neither config.json (Hugging Face) "
-                "nor backbone.json (ours)."
+                f"Expected a model in {str(folder)!r}, but it has no config.json (Hugging Face)."
             )
         return "hf", str(folder), folder.resolve().name
     if not colon:
@@ -227,21 +204,11 @@ def _own(
     return Backbone(parts, family="module", name=name, dim=dim)
 
 
-def _saved(folder: Path, weights: Weights | None) -> Backbone:
-    try:
-        config = json.loads((folder / "backbone.json").read_text())
-    except ValueError as error:
-        raise InputError(f"Expected JSON in {str(folder / 'backbone.json')!r}, but got {error}.") from error
-    given = folder / "backbone.safetensors" if is_default(weights) else weights
-    state = read_weights(given) if isinstance(given, str | Path) else given
-    return rebuild(config, state, assets=folder, module=None)
-
-
 def _tokenizer(preprocessing: TextPreprocessing, assets: str | Path | None) -> Tokenizer | None:
     if preprocessing.tokenizer == "hash":
         return HashTokenizer(tiny.BUCKETS)
     if assets is None:
-        return None  # features of ready tokens can still be computed; `prepare` says what is missing
+        return None  # tokenized inputs still work; `prepare` raises an error
     folder = Path(assets) / FOLDER
     if not folder.is_dir():
         raise InputError(
@@ -251,5 +218,5 @@ def _tokenizer(preprocessing: TextPreprocessing, assets: str | Path | None) -> T
 
 
 def _bare(backbone: Backbone) -> nn.Module:
-    """The network with the key names of its library: without our pooling around it."""
+    """Return the network without the pooling around it, with the key names of its library."""
     return backbone.network.model if isinstance(backbone.network, from_hf.Pooled) else backbone.network

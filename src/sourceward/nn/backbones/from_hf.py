@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sourceward._util.errors import InputError
-from sourceward.nn.backbones.backbone import Parts
+from sourceward.nn.backbones.backbone import BuildOptions, Parts
 from sourceward.nn.backbones.download import (
     first_line,
     hub_file,
@@ -34,7 +34,7 @@ POOLINGS = ("cls", "mean", "pooler")
 CLS_TEXT = ("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert",
             "mpnet", "roberta", "xlm-roberta")  # fmt: skip
 CLS_IMAGE = ("vit", "deit", "vit_msn", "dinov2", "dinov2_with_registers", "dinov3_vit")
-"""Image models whose normalised first token is the feature; checkpoints often lack their extra pooler."""
+"""Image models whose normalized first token is the feature; checkpoints often lack their pooler."""
 LONGEST = 512
 
 
@@ -66,30 +66,22 @@ class Pooled(nn.Module):
         return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
-def build(
-    name: str,
-    *,
-    pretrained: bool,
-    pooling: str | None,
-    image_size: tuple[int, int] | None,
-    max_length: int | None,
-    local_files_only: bool,
-    **_: Any,
-) -> Parts:
+def build(name: str, options: BuildOptions) -> Parts:
     transformers = import_transformers()
+    pooling = options.pooling
     if pooling not in (None, *POOLINGS):
         raise InputError(f"Expected `pooling` to be one of {', '.join(POOLINGS)}, but got {pooling!r}.")
-    offline = Path(name).is_dir() or local_files_only or hub_offline()
+    offline = Path(name).is_dir() or options.local_files_only or hub_offline()
     try:
         config = transformers.AutoConfig.from_pretrained(name, local_files_only=offline)
-        config = getattr(config, "vision_config", None) or config  # of an image-text model, the image side
+        config = getattr(config, "vision_config", None) or config  # the image encoder of an image-text model
         image = hasattr(config, "num_channels")
         pooling = pooling or _default_pooling(name, config, image, offline)
-        network = _network(name, config, pooling, pretrained, offline)
+        network = _network(name, config, pooling, options.pretrained, offline)
         architecture = json.loads(config.to_json_string(use_diff=False))
         architecture.pop("_name_or_path", None)  # a path of this machine
         if image:
-            return Parts(network, _image(name, config, image_size, offline), architecture, pooling)
+            return Parts(network, _image(name, config, options.image_size, offline), architecture, pooling)
         tokenizer = HfTokenizer.load(name, local_files_only=offline)
     except InputError:
         raise
@@ -101,7 +93,7 @@ def build(
             ) from error
         remedy = f"Check the name and the connection, or give {folder}."
         raise no_download(f"hf:{name} from the Hugging Face Hub", remedy, error) from error
-    length = _max_length(name, config, tokenizer, max_length, offline)
+    length = _max_length(name, config, tokenizer, options.max_length, offline)
     text = TextPreprocessing(Path(name).name if Path(name).is_dir() else name, length)
     return Parts(network, text, architecture, pooling, tokenizer)
 
@@ -114,7 +106,7 @@ def rebuild(name: str, architecture: dict[str, Any], pooling: str | None) -> nn.
 
 
 def names() -> list[str]:
-    """Examples; the Hub has the rest."""
+    """Return examples; the Hub has many more."""
     return EXAMPLES
 
 
@@ -126,7 +118,7 @@ def _network(name: str, config: Any, pooling: str, pretrained: bool, offline: bo
     auto = import_transformers().AutoModel
     missing: list[str] = []
     if pretrained:
-        with quiet(offline):  # what is missing is looked at below
+        with quiet(offline):  # missing keys are checked below
             model, info = auto.from_pretrained(
                 name, config=config, local_files_only=offline, output_loading_info=True
             )
@@ -150,13 +142,15 @@ def _network(name: str, config: Any, pooling: str, pretrained: bool, offline: bo
 def _default_pooling(name: str, config: Any, image: bool, offline: bool) -> str:
     if image:
         return "cls" if config.model_type in CLS_IMAGE else "pooler"
-    stated = _side_file(name, "1_Pooling/config.json", offline)  # sentence encoders say it themselves
+    stated = _side_file(name, "1_Pooling/config.json", offline)  # sentence encoders state it
     if stated:
         modes = [key for key, on in stated.items() if key.startswith("pooling_mode_") and on is True]
         mode = str(stated.get("pooling_mode", "".join(modes)))
         if "mean" in mode or "cls" in mode:
             return "mean" if "mean" in mode else "cls"
-        raise InputError(f"hf:{name} pools by {mode!r}, which is not built in. Pass pooling='mean' or 'cls'.")
+        raise InputError(
+            f"hf:{name} pools by {mode!r}, which is not supported. Pass pooling='mean' or 'cls'."
+        )
     sentence = re.search(r"minilm|sentence|e5-|gte-", name.lower())
     return "cls" if config.model_type in CLS_TEXT and not sentence else "mean"
 
@@ -171,7 +165,7 @@ def _max_length(name: str, config: Any, tokenizer: HfTokenizer, asked: int | Non
 
 
 def _image(name: str, config: Any, image_size: tuple[int, int] | None, offline: bool) -> ImagePreprocessing:
-    """The settings of preprocessor_config.json, with those of its class where the file is silent."""
+    """Return the settings of preprocessor_config.json, completed by the defaults of its class."""
     own = getattr(config, "image_size", None) or 224
     default = (own, own) if isinstance(own, int) else tuple(own)
     if not _side_file(name, "preprocessor_config.json", offline):
@@ -195,7 +189,7 @@ def _image(name: str, config: Any, image_size: tuple[int, int] | None, offline: 
 
 
 def _edges(size: Any) -> tuple[int, int] | None:
-    """(height, width) of `{"shortest_edge": n}`, `{"height": h, "width": w}` or a number."""
+    """Return (height, width) of `{"shortest_edge": n}`, `{"height": h, "width": w}` or a number."""
     if not size:
         return None
     if isinstance(size, int):
@@ -205,6 +199,6 @@ def _edges(size: Any) -> tuple[int, int] | None:
 
 
 def _side_file(name: str, file: str, offline: bool) -> dict[str, Any]:
-    """A small JSON file beside the model, or nothing."""
+    """Return a JSON file beside the model, or {} if there is none."""
     path = Path(name) / file if Path(name).is_dir() else hub_file(name, (file,), local_files_only=offline)
     return json.loads(Path(path).read_text()) if path and Path(path).is_file() else {}

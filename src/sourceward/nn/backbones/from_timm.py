@@ -6,36 +6,28 @@ from typing import Any
 from torch import nn
 
 from sourceward._util.errors import InputError
-from sourceward.nn.backbones.backbone import Parts
+from sourceward.nn.backbones.backbone import BuildOptions, Parts
 from sourceward.nn.backbones.download import hub_file, no_download, url_cache
 from sourceward.nn.backbones.preprocessing import INTERPOLATIONS, ImagePreprocessing
 from sourceward.nn.backbones.resnet_v1 import split_name, stride_in_1x1
 from sourceward.nn.backbones.weights import OTHERWISE
 
 
-def build(
-    name: str,
-    *,
-    pretrained: bool,
-    image_size: tuple[int, int] | None,
-    local_files_only: bool,
-    **_: Any,
-) -> Parts:
+def build(name: str, options: BuildOptions) -> Parts:
     import timm
 
     plain, v1 = split_name(name)
     settings = timm.get_pretrained_cfg(plain)
     architecture: dict[str, Any] = {}
-    if image_size and settings is not None and settings.fixed_input_size:
-        architecture["img_size"] = list(image_size)
-    if pretrained:
-        network = _pretrained(plain, architecture, local_files_only)
+    if options.image_size and settings is not None and settings.fixed_input_size:
+        architecture["img_size"] = list(options.image_size)
+    if options.pretrained:
+        network = _pretrained(plain, architecture, options.local_files_only)
     else:
         network = rebuild(name, architecture, None)
-    # The pretrained config is of v1.5 weights; v1 files follow the classic recipe.
-    preprocessing = (
-        ImagePreprocessing(image_size or (224, 224)) if v1 else _preprocessing(network, image_size)
-    )
+    # The pretrained config belongs to v1.5 weights; v1 files use the original preprocessing.
+    size = options.image_size
+    preprocessing = ImagePreprocessing(size or (224, 224)) if v1 else _preprocessing(network, size)
     return Parts(network, preprocessing, architecture)
 
 

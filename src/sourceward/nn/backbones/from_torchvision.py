@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.nn.backbones.backbone import Parts
+from sourceward.nn.backbones.backbone import BuildOptions, Parts
 from sourceward.nn.backbones.download import no_download, url_cache
 from sourceward.nn.backbones.preprocessing import ImagePreprocessing
 from sourceward.nn.backbones.resnet_v1 import split_name, stride_in_1x1
@@ -14,27 +14,20 @@ from sourceward.nn.backbones.weights import OTHERWISE
 HEADS = ("fc", "classifier", "heads", "head")
 
 
-def build(
-    name: str,
-    *,
-    pretrained: bool,
-    image_size: tuple[int, int] | None,
-    local_files_only: bool,
-    **_: Any,
-) -> Parts:
+def build(name: str, options: BuildOptions) -> Parts:
     import torchvision
 
     plain, _v1 = split_name(name)
     base = plain.partition(".")[0]
-    weights = _weights(plain, pretrained)
-    preprocessing = _preprocessing(weights, image_size)
+    weights = _weights(plain, options.pretrained)
+    preprocessing = _preprocessing(weights, options.image_size)
     architecture: dict[str, Any] = {}
     if base.startswith("vit_"):
         architecture["image_size"] = preprocessing.size[0]
-    if not pretrained:
+    if not options.pretrained:
         return Parts(rebuild(name, architecture, None), preprocessing, architecture)
     try:
-        with url_cache(weights.url, local_files_only=local_files_only):
+        with url_cache(weights.url, local_files_only=options.local_files_only):
             network = torchvision.models.get_model(base, weights=weights, **architecture)
     except OSError as error:
         remedy = f"Connect once, {OTHERWISE}"
@@ -67,7 +60,7 @@ def is_name(name: str) -> bool:
 
 
 def without_head(network: nn.Module) -> nn.Module:
-    """Replace the last linear layer, and dropout before it, by nothing; norms and hidden layers stay."""
+    """Remove the last linear layer and dropout before it; norms and hidden layers stay."""
     for branch in ("AuxLogits", "aux1", "aux2"):  # extra classifiers of the inception family
         if hasattr(network, branch):
             setattr(network, branch, None)
@@ -87,9 +80,9 @@ def without_head(network: nn.Module) -> nn.Module:
 
 
 def _weights(name: str, pretrained: bool) -> Any:
-    """The entry whose weights or, for a local file, whose preprocessing is meant.
+    """Return the entry whose weights or, for weights from a file, whose preprocessing is used.
 
-    A file is taken to be of the first recipe (`IMAGENET1K_V1`), the one that files in circulation follow.
+    Files are assumed to follow the first recipe (`IMAGENET1K_V1`), as published ones do.
     """
     import torchvision
 

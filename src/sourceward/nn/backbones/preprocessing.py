@@ -1,4 +1,4 @@
-"""What belongs to a set of weights besides the weights: how their inputs were prepared."""
+"""Preprocessing that belongs to pretrained weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
 
 @dataclass(frozen=True)
 class ImagePreprocessing:
-    """Resize, centre crop, normalise.
+    """Resize, centre crop, normalize.
 
     The image is resized so that it covers `size / crop_fraction`, then cropped to `size`. With
     `keep_aspect=False` it is squashed to that size instead. Antialiasing is always on, as in PIL.
@@ -45,7 +45,7 @@ class ImagePreprocessing:
         return asdict(self)
 
     def prepare(self, items: Any, device: torch.device | str | None = None) -> Tensor:
-        """uint8 images of any size, as a tensor or a list, to normalised (batch, channels, *size)."""
+        """Turn uint8 images of any size, a tensor or a list, into normalized (batch, channels, *size)."""
         images = as_uint8(items, channels=len(self.mean))
         if isinstance(images, list):
             images = torch.cat([self.resize(image[None]) for image in images])
@@ -54,7 +54,7 @@ class ImagePreprocessing:
         return self.normalize(images.to(device))
 
     def resize(self, images: Tensor) -> Tensor:
-        """uint8 (batch, channels, any height, any width) to uint8 (batch, channels, *size)."""
+        """Resize and crop uint8 (batch, channels, height, width) to uint8 (batch, channels, *size)."""
         height, width = self.size
         full = (round(height / self.crop_fraction), round(width / self.crop_fraction))
         if self.keep_aspect:
@@ -67,15 +67,13 @@ class ImagePreprocessing:
         return images[..., top : top + height, left : left + width]
 
     def normalize(self, images: Tensor) -> Tensor:
-        """uint8 to float with the mean and std of the weights; for loops that crop by themselves."""
-        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
-        return (images.float() / 255 - mean) / std
+        """Normalize uint8 images of the right size with the mean and std of the weights."""
+        return normalize(images, self.mean, self.std)
 
 
 @dataclass(frozen=True)
 class TextPreprocessing:
-    """The tokenizer (`hash`, or where its files came from) and the longest text in tokens."""
+    """The tokenizer (`hash`, or the origin of its files) and the longest text in tokens."""
 
     tokenizer: str
     max_length: int
@@ -87,14 +85,46 @@ class TextPreprocessing:
 Preprocessing = ImagePreprocessing | TextPreprocessing
 
 
+def normalize(
+    images: Tensor,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return (images - mean) / std by channel; uint8 images are scaled to [0, 1] first, floats are not.
+
+    Shapes: `images` (batch, channels, height, width); `mean` and `std` have one value for each channel.
+    """
+    if not len(mean) == len(std) == images.shape[1] or min(std) <= 0:
+        raise InputError(
+            f"Expected a mean and a positive std for each of {images.shape[1]} channels, in units of [0, 1], "
+            f"but got mean={mean!r}, std={std!r}."
+        )
+    pixels = images.float() / 255 if images.dtype == torch.uint8 else images
+    out = torch.empty_like(pixels, dtype=dtype)
+    for channel, (centre, spread) in enumerate(zip(mean, std)):  # numbers, not tensors: no copy to the device
+        out[:, channel] = (pixels[:, channel] - centre) / spread
+    return out
+
+
+def denormalize(
+    images: Tensor, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
+) -> Tensor:
+    """Map normalized images back to [0, 1]; the inverse of `normalize`."""
+    out = torch.empty_like(images)
+    for channel, (centre, spread) in enumerate(zip(mean, std)):
+        out[:, channel] = (images[:, channel] * spread + centre).clamp(0, 1)
+    return out
+
+
 def from_dict(kind: str, values: Mapping[str, Any]) -> Preprocessing:
-    """The inverse of `to_dict`; JSON has lists where there were tuples."""
+    """Invert `to_dict`; JSON turned tuples into lists."""
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return ImagePreprocessing(**fields) if kind == "image" else TextPreprocessing(**fields)
 
 
 def interpolate(images: Tensor, size: tuple[int, int], mode: str) -> Tensor:
-    """Antialiased resize of uint8 images that stays in uint8, as PIL does."""
+    """Resize uint8 images with antialiasing, rounding to uint8 as PIL does."""
     if tuple(images.shape[-2:]) == size:
         return images
     if mode == "nearest":
@@ -108,7 +138,7 @@ def interpolate(images: Tensor, size: tuple[int, int], mode: str) -> Tensor:
 
 
 def as_uint8(items: Any, channels: int) -> Tensor | list[Tensor]:
-    """A (batch, channels, height, width) tensor where the images allow it, else a list of images."""
+    """Return a (batch, channels, height, width) tensor if all sizes are equal, else a list."""
     if isinstance(items, Tensor):
         return _check(items if items.ndim == 4 else items[None], channels)
     if not isinstance(items, Sequence) or isinstance(items, str | bytes) or not len(items):
@@ -134,7 +164,7 @@ def _check(images: Tensor, channels: int) -> Tensor:
     if not fits or not images.numel():
         raise InputError(
             f"Expected uint8 images (batch, {channels} channels, height, width), but got {images.dtype} of "
-            f"shape {tuple(images.shape)}. Pass already normalised floats to the backbone itself."
+            f"shape {tuple(images.shape)}. Pass normalized floats to the backbone itself."
         )
     return images if images.shape[1] == channels else images.expand(-1, channels, -1, -1)
 

@@ -1,4 +1,4 @@
-"""Two small real backbones with no download: for tests, and for a first try in seconds."""
+"""Two small backbones without a download, for tests and demos."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sourceward.nn.backbones.backbone import Parts
+from sourceward.nn.backbones.backbone import BuildOptions, Parts
 from sourceward.nn.backbones.preprocessing import ImagePreprocessing, TextPreprocessing
 from sourceward.nn.backbones.tokenizers import HashTokenizer
 
@@ -14,7 +14,7 @@ BUCKETS = 4096
 
 
 class TinyConv(nn.Sequential):
-    """Three strided convolutions, 6,088 parameters. 128 features: a 2x2 grid, as place matters."""
+    """Three strided convolutions, 6,088 parameters. 128 features on a 2x2 grid."""
 
     def __init__(self) -> None:
         layers: list[nn.Module] = []
@@ -25,7 +25,7 @@ class TinyConv(nn.Sequential):
 
 
 class TinyText(nn.Module):
-    """The mean of word embeddings, words by hash, and one hidden layer: 64 features."""
+    """Mean of hashed word embeddings and one hidden layer: 64 features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,12 +41,14 @@ class TinyText(nn.Module):
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"conv": TinyConv, "text": TinyText}
 
 
-def build(name: str, *, image_size: tuple[int, int] | None, max_length: int | None, **_: Any) -> Parts:
+def build(name: str, options: BuildOptions) -> Parts:
     network = NETWORKS[name]()
     if name == "text":
-        return Parts(network, TextPreprocessing("hash", max_length or 64), tokenizer=HashTokenizer(BUCKETS))
+        return Parts(
+            network, TextPreprocessing("hash", options.max_length or 64), tokenizer=HashTokenizer(BUCKETS)
+        )
     half = (0.5, 0.5, 0.5)
-    return Parts(network, ImagePreprocessing(image_size or (32, 32), half, half, crop_fraction=1.0))
+    return Parts(network, ImagePreprocessing(options.image_size or (32, 32), half, half, crop_fraction=1.0))
 
 
 def rebuild(name: str, architecture: dict[str, Any], pooling: str | None) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Texts to token tensors: a hashing tokenizer with no files, and Hugging Face's."""
+"""Tokenizers: one that hashes words and needs no files, and those of Hugging Face."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from sourceward._util.errors import InputError
 from sourceward.nn.backbones.download import import_transformers
 
 FOLDER = "tokenizer"
-"""Where `save` writes below an assets folder."""
+"""The subfolder of an assets folder in which `save` writes."""
 
 
 class Tokenizer(Protocol):
@@ -39,7 +39,7 @@ class HashTokenizer:
         return {"input_ids": ids, "attention_mask": (ids > 0).long()}
 
     def save(self, folder: Path) -> None:
-        """Nothing to write: the number of buckets is in the architecture."""
+        """Write nothing: the number of buckets is part of the architecture."""
 
 
 class HfTokenizer:
@@ -55,10 +55,10 @@ class HfTokenizer:
     def load(cls, location: str | Path, *, local_files_only: bool = True) -> "HfTokenizer":
         auto = import_transformers().AutoTokenizer
         tokenizer = auto.from_pretrained(str(location), local_files_only=local_files_only)
-        if len(tokenizer) <= len(tokenizer.all_special_ids):  # without its files every word is the unknown
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # without its files every word is unknown
             raise InputError(
-                f"The tokenizer of {str(location)!r} knows no word: expected its files (tokenizer.json, or "
-                "the vocabulary) beside config.json. Copy them there."
+                f"The tokenizer of {str(location)!r} has no vocabulary: expected its files (tokenizer.json, "
+                "or vocab.txt) beside config.json. Copy them there."
             )
         return cls(tokenizer)
 

@@ -1,4 +1,4 @@
-"""Load weights from a file into a network, and say plainly when they do not fit."""
+"""Load weights from a file into a network, or raise an error that says why they do not fit."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from sourceward._util.errors import InputError
 
 HEADS = ("fc", "classifier", "head", "heads", "head_dist", "last_linear", "AuxLogits", "aux1", "aux2")
-"""Classifiers of the vision libraries."""
+"""Names of classifier layers in vision libraries."""
 TEXT_HEADS = ("cls", "lm_head", "pooler", "pre_classifier", "qa_outputs", "score", "vocab_transform",
               "vocab_layer_norm", "vocab_projector")  # fmt: skip
 BUFFERS = ("num_batches_tracked", "position_ids", "relative_position_index", "attn_mask")
-"""Counters and constants that files may have or lack without a change in what is computed."""
+"""Counters and constants that files may lack without a change of the outputs."""
 
 Weights = str | Path | Mapping[str, Tensor]
 
 OTHERWISE = "give a file as `weights`, or none to start at random."
-"""What to do where a library has no weights, in the words of the shell and of Python."""
+"""Advice when a library has no weights."""
 
 
 def is_default(weights: Weights | None) -> bool:
@@ -28,7 +28,7 @@ def is_default(weights: Weights | None) -> bool:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Tensors by name from a .safetensors file, or from a state dict that holds nothing but tensors."""
+    """Read tensors by name from a .safetensors file, or from a state dict that holds only tensors."""
     path = Path(path)
     if path.is_dir():
         path = path / "model.safetensors"
@@ -46,8 +46,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError) as error:
         detail = (str(error).strip() or "empty file").splitlines()[0]
         raise InputError(
-            f"Could not read weights from {str(path)!r}: expected a whole .safetensors file or a state dict "
-            f"of tensors only ({detail}). Copy it again, or save it with safetensors."
+            f"Could not read weights from {str(path)!r}: expected a complete .safetensors file or a state "
+            f"dict of tensors only ({detail}). Copy it again, or save it with safetensors."
         ) from error
     for key in ("state_dict", "model"):  # what training scripts wrap around it
         loaded = (
@@ -59,14 +59,14 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def load_weights(network: nn.Module, weights: Weights, *, label: str) -> None:
-    """Copy `weights` into `network`: any common key prefix goes, half precision becomes float32.
+    """Copy `weights` into `network`, without their common key prefix and in float32.
 
     Classifier heads in the file are ignored; any other difference is one InputError.
     """
     given = dict(weights) if isinstance(weights, Mapping) else read_weights(weights)
     wanted = network.state_dict()
     prefix = common_prefix(given, wanted)
-    # What lies outside the prefix belongs to other parts of a larger model.
+    # Keys without the prefix belong to other parts of a larger model.
     found = {k.removeprefix(prefix): _full_precision(v) for k, v in given.items() if k.startswith(prefix)}
 
     missing = [key for key in wanted if key not in found and not key.endswith(BUFFERS)]
@@ -88,18 +88,18 @@ def load_weights(network: nn.Module, weights: Weights, *, label: str) -> None:
 
 
 def common_prefix(given: Iterable[str], wanted: Iterable[str]) -> str:
-    """The prefix (`module.`, `backbone.`, `bert.`, ...) under which most names are wanted ones.
+    """Return the prefix (`module.`, `backbone.`, `bert.`, ...) with which most names match.
 
     >>> common_prefix(["module.fc.weight", "module.conv.weight", "step"], ["conv.weight"])
     'module.'
     """
     names = set(wanted)
-    votes: Counter[str] = Counter()
+    matches: Counter[str] = Counter()
     for key in given:
         parts = key.split(".")
         cuts = (".".join(parts[i:]) for i in range(len(parts)))
-        votes.update(key[: len(key) - len(cut)] for cut in cuts if cut in names)
-    return max(votes, key=lambda prefix: (votes[prefix], -len(prefix)), default="")
+        matches.update(key[: len(key) - len(cut)] for cut in cuts if cut in names)
+    return max(matches, key=lambda prefix: (matches[prefix], -len(prefix)), default="")
 
 
 def _ignored(key: str) -> bool:

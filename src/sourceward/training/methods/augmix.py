@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from sourceward.data.augment import normalise
-from sourceward.data.augmix import augmix, pixels
+from sourceward.data.augmix import augmix
+from sourceward.nn.backbones.preprocessing import denormalize, normalize
 from sourceward.training.finetune import FINETUNE_METHODS
 from sourceward.training.methods.image_method import ImageBatch, ImageMethod
 
@@ -32,8 +32,8 @@ class AugMix(ImageMethod):
 
     def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
         mean, std = backbone.preprocessing.mean, backbone.preprocessing.std
-        plain = pixels(batch.images, mean, std)
-        copies = [normalise(augmix(plain, generator=generator), mean, std) for _ in range(2)]
+        plain = denormalize(batch.images, mean, std)
+        copies = [normalize(augmix(plain, generator=generator), mean, std) for _ in range(2)]
         logits = head(backbone(torch.cat([batch.images, *(copy.to(batch.images) for copy in copies)])))
         logits = logits.unflatten(0, (3, -1))
         return self.cross_entropy(logits[0], batch.label) + CONSISTENCY_WEIGHT * jensen_shannon(logits)

@@ -1,4 +1,4 @@
-"""A fit in two stages: what the first hands on, and what the second makes of it."""
+"""Fine-tuning, and what heads and energies are then fitted to."""
 
 import json
 
@@ -9,9 +9,11 @@ from safetensors.torch import load_file
 
 from sourceward import EnergyAdapter
 from sourceward._util.errors import InputError, TrainingError
-from sourceward.fitting import arrange
+from sourceward.data.split import arrange
 from sourceward.model import load
+from sourceward.training import finetune
 from sourceward.training.finetune import FINETUNE_METHODS, FineTuner, Method
+from sourceward.training.loop import Training
 from tests.tiny_runs import (
     TINY,
     fit_tiny,
@@ -23,7 +25,7 @@ from tests.tiny_runs import (
 
 
 @pytest.mark.parametrize("data", [tiny_images, tiny_texts], ids=["images", "texts"])
-def test_two_stages_leave_one_folder(data, tmp_path):
+def test_the_folder_of_a_fine_tuned_model(data, tmp_path):
     dataset, run = data(), tmp_path / "run"
     model = fit_tiny(dataset, run)
     assert (model.sources, model.classes) == (("a", "b"), dataset.classes)
@@ -35,28 +37,31 @@ def test_two_stages_leave_one_folder(data, tmp_path):
     assert all(cost[stage]["peak_memory_mb"] > 0 for stage in ("finetune", "heads"))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validated = [(line["stage"], line["iteration"]) for line in lines if "validation" in line]
-    assert validated == [("finetune", 6), ("finetune", 12), ("heads", 12)]
+    assert validated == [("finetune", 6), ("finetune", 12)]
     left = {file.name for file in run.iterdir() if file.suffix == ".safetensors"}
     assert left <= {"model.safetensors", "finetuned-last.safetensors"}
     again = load(run, "cpu").predict_proba(dataset.items[:4])
     np.testing.assert_array_equal(again, model.predict_proba(dataset.items[:4]))
 
 
-def test_the_second_stage_is_the_estimator_on_the_features_of_the_first(tiny_run):
-    """Fit again from outside: an `EnergyAdapter` on the model's own components ends with its weights."""
-    model, data = load(tiny_run, "cpu"), tiny_images().without("c")
-    arranged, train, _ = arrange(data)
-    raw = model.network.raw(model.features(arranged.items)).numpy()[: train[-1].stop]
-    names = ("max_iter", "batch_size", "train_steps", "num_steps", "chains")
-    settings = {name: TINY[name] for name in names}
+def test_heads_and_energies_are_those_of_an_estimator_on_its_features(tiny_run):
+    """Fitted again from outside, an `EnergyAdapter` has the model's heads and energies, bit for bit."""
+    model = load(tiny_run, "cpu")
+    arranged, train, _ = arrange(tiny_images().without("c"))
     rows = slice(0, train[-1].stop)
-    estimator = EnergyAdapter(**settings).fit(raw, arranged.labels[rows], arranged.domains[rows])
-    ours = estimator.predict_proba(raw)
-    asked = model.with_tta("").predict_proba(arranged.items)[rows]
-    np.testing.assert_allclose(ours, asked, atol=1e-3)
+    backbone = model.backbone
+    images = backbone.preprocessing.normalize(torch.from_numpy(arranged.items))
+    with torch.no_grad():
+        raw = torch.cat([backbone(part) for part in images.split(16)]).numpy()[rows]
+    settings = {name: TINY[name] for name in ("max_iter", "batch_size", "num_steps")}
+    estimator = EnergyAdapter(**settings, train={"num_steps": 2, "chains": 4})
+    estimator.fit(raw, arranged.labels[rows], arranged.domains[rows])
+    ours, own = estimator.network_.state_dict(), model.network.state_dict()
+    for name, value in ours.items():
+        assert torch.equal(value, own[name]), name
 
 
-def test_killed_in_the_second_stage_the_first_is_not_trained_again(tiny_run, tmp_path, monkeypatch):
+def test_killed_while_heads_train_the_backbone_is_not_trained_again(tiny_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         kill_at(patch, 8)
         with pytest.raises(KeyboardInterrupt):
@@ -70,18 +75,21 @@ def test_killed_in_the_second_stage_the_first_is_not_trained_again(tiny_run, tmp
 
 
 @pytest.mark.parametrize(("select", "chosen"), [("best", 3), ("late", 9), ("last", 12)])
-def test_the_best_the_latest_as_good_or_the_last_backbone_is_handed_on(select, chosen, tmp_path, monkeypatch):
-    looks = {3: 0.9, 6: 0.5, 9: 0.88, 12: 0.1}
+def test_the_backbone_that_the_rule_selects_is_used(select, chosen, tmp_path, monkeypatch):
+    accuracies = {3: 0.9, 6: 0.5, 9: 0.88, 12: 0.1}
 
-    def validate(self, network):
-        accuracy = looks[self.learner.iteration]
-        each = {"accuracy": accuracy, "samples": 100}  # a standard error of 0.021
-        return {"accuracy": accuracy, "per_source": {"a": each, "b": each}}
+    def scripted(learner, *args, **options):
+        def validate(network):
+            accuracy = accuracies[learner.iteration]
+            each = {"accuracy": accuracy, "samples": 100}  # a standard error of 0.021
+            return {"accuracy": accuracy, "per_source": {"a": each, "b": each}}
 
-    monkeypatch.setattr("sourceward.training.two_stage.FineTuning.scores", validate)
+        return Training(learner, *args, **{**options, "validate": validate})
+
+    monkeypatch.setattr(finetune, "Training", scripted)
     settings = {"finetune.select": select, "finetune.evaluate_every": 3}
     with monkeypatch.context() as patch:
-        kill_at(patch, 8, FineTuner)  # the rule goes on where it stopped
+        kill_at(patch, 8, FineTuner)  # the rule goes on from the checkpoint
         with pytest.raises(KeyboardInterrupt):
             fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
     model = fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
@@ -94,7 +102,7 @@ def test_the_best_the_latest_as_good_or_the_last_backbone_is_handed_on(select, c
         assert not torch.equal(last[name], ours[name])
 
 
-def test_features_of_a_fine_tuned_backbone_are_not_kept_on_disk(tmp_path, monkeypatch):
+def test_features_of_a_fine_tuned_backbone_are_not_cached(tmp_path, monkeypatch):
     monkeypatch.setenv("SOURCEWARD_CACHE", str(tmp_path / "cache"))
     fit_tiny(tiny_images(), tmp_path / "run")
     assert not (tmp_path / "cache/features").exists()
@@ -121,13 +129,17 @@ def test_another_method_is_a_name_away(tmp_path):
 
 
 def test_fine_tuning_learns(tmp_path):
-    settings = {"finetune.max_iter": 60, "finetune.backbone_rate": 3e-3, "finetune.head_rate": 3e-2}
+    settings = {
+        "finetune.max_iter": 60,
+        "finetune.backbone_learning_rate": 3e-3,
+        "finetune.head_learning_rate": 3e-2,
+    }
     model = fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
     assert model.info["metrics"]["finetune"]["accuracy"] >= 0.8
 
 
-def test_a_collapse_in_the_first_stage_names_its_settings(tmp_path):
-    settings = {"finetune.backbone_rate": 1e20, "finetune.max_iter": 30}
-    with pytest.raises(TrainingError, match=r"`finetune\.backbone_rate`"):
+def test_a_collapse_names_the_settings_of_fine_tuning(tmp_path):
+    settings = {"finetune.backbone_learning_rate": 1e20, "finetune.max_iter": 30}
+    with pytest.raises(TrainingError, match=r"`finetune\.backbone_learning_rate`"):
         fit_tiny(tiny_images(), tmp_path / "run", settings=settings)
     assert not (tmp_path / "run/config.json").exists()
