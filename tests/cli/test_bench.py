@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from sourceward.bench.provenance import command
+from sourceward.bench.protocol.provenance import command
 from tests.helpers import make_domains
 
 
@@ -24,14 +24,14 @@ def file(tmp_path):
 
 def test_results_are_written_with_their_command(file, tmp_path):
     out = tmp_path / "out"
-    quick = [f"--set={k}" for k in ("max_iter=3", "batch_size=8", "train_steps=2", "chains=4")]
+    quick = [f"--set={k}" for k in ("max_iter=3", "batch_size=8", "train.num_steps=2", "train.chains=4")]
     done = sourceward("bench", file, "--out", str(out), "--steps", "0,2", *quick)
     assert done.returncode == 0, done.stderr
     results = json.loads((out / "results.json").read_text())
     assert results["command"].startswith("sourceward bench f.npz --out out --steps 0,2")
-    assert {"versions", "settings", "cells", "table", "plus_minus"} < set(results)
+    assert {"versions", "settings", "runs", "table", "plus_minus"} < set(results)
     assert "linear control" in done.stdout
-    assert "asks for" in done.stdout
+    assert "requires" in done.stdout
     assert "ms a sample" in done.stdout
     assert "95 % paired bootstrap interval over samples" in " ".join(done.stdout.split())
 
@@ -43,21 +43,21 @@ def test_bad_input_is_one_line_and_exit_code_2(file, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cell_that_fails_is_told_by_the_exit_code(file, tmp_path):
-    """A broken model file of one cell: it is reported, the other is there."""
+def test_a_failed_run_sets_the_exit_code(file, tmp_path):
+    """A broken model file of one run: it is reported, the other is there."""
     out = tmp_path / "out"
-    quick = [f"--set={k}" for k in ("max_iter=3", "batch_size=8", "train_steps=2", "chains=4")]
+    quick = [f"--set={k}" for k in ("max_iter=3", "batch_size=8", "train.num_steps=2", "train.chains=4")]
     arguments = ("bench", file, "--out", str(out), "--adapters", "ebtsa:num_steps=2", *quick)
     assert sourceward(*arguments).returncode == 0
-    broken = next((out / "runs").glob("f-without-1*")) / "estimator.safetensors"
+    broken = next((out / "models").glob("f-without-1*")) / "model.safetensors"
     broken.write_bytes(b"broken")
-    for cell in (out / "cells").iterdir():
-        cell.unlink()
+    for run in (out / "runs").iterdir():
+        run.unlink()
     done = sourceward(*arguments, "--json")
     assert done.returncode == 3
     results = json.loads(done.stdout)
-    assert {cell["target"] for cell in results["failed"]} == {"1"}
-    assert {cell["target"] for cell in results["cells"]} == {"0"}
+    assert {run["target"] for run in results["failed"]} == {"1"}
+    assert {run["target"] for run in results["runs"]} == {"0"}
     assert "is damaged" in results["failed"][0]["reason"]
 
 

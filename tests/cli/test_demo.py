@@ -22,8 +22,8 @@ def run():
 def written(run, tmp_path_factory):
     """One quick demo from end to end."""
     out = tmp_path_factory.mktemp("demo")
-    picture = out / "picture.png"
-    result = run("--quick", "--steps", 3, "--json", "--out", out, "--picture", picture)
+    figure = out / "figure.png"
+    result = run("--quick", "--steps", 3, "--json", "--out", out, "--figure", figure)
     assert result.exit_code == 0, result.output
     return out, result
 
@@ -53,7 +53,7 @@ def test_the_page_is_whole_and_says_the_headline_first(written):
     assert page.index(results["headline"]) < page.index("<h2>")
     assert page.rstrip().endswith("</html>")
     assert page.count("<svg") >= 6
-    assert (out / "picture.png").stat().st_size < 150_000
+    assert (out / "figure.png").stat().st_size < 150_000
 
 
 def test_the_page_loads_nothing_from_anywhere(written):
@@ -66,7 +66,7 @@ def test_the_page_loads_nothing_from_anywhere(written):
 
 def test_nothing_else_is_left_in_the_folder(written):
     assert sorted(path.name for path in written[0].iterdir()) == [
-        "picture.png",
+        "figure.png",
         "report.html",
         "results.json",
     ]

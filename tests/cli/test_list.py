@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from sourceward._util.errors import InputError
 from sourceward.adaptation import list_adapters
 from sourceward.bench.experiments import list_experiments
-from sourceward.bench.specs import CONTROLS
+from sourceward.bench.protocol.methods import CONTROLS
 from sourceward.cli.list import LISTS
 from sourceward.cli.list import list as command
 from sourceward.data import list_datasets

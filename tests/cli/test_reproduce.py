@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.bench.test_experiments import feature_file
+from tests.bench.experiments.test_experiments import feature_file
 
 
 def sourceward(*arguments):
@@ -12,7 +12,7 @@ def sourceward(*arguments):
 
 def test_an_experiment_and_its_page(tmp_path):
     one, two = (feature_file(tmp_path / f"{name}.npz") for name in ("one", "two"))
-    quick = [f"--set={k}" for k in ("max_iter=3", "batch_size=8", "train_steps=2", "chains=4")]
+    quick = [f"--set={k}" for k in ("max_iter=3", "batch_size=8", "train.num_steps=2", "train.chains=4")]
     out = tmp_path / "out"
     done = sourceward(
         *("reproduce", "aggregation", "--data", one, two, "--targets", "a"),

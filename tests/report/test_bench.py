@@ -6,24 +6,25 @@ import re
 import pytest
 
 from sourceward._util.errors import InputError
-from sourceward.bench.protocol import Plan, bench
-from sourceward.bench.specs import parse_specs
-from sourceward.bench.training import Training
+from sourceward.bench.protocol.methods import parse_methods
+from sourceward.bench.protocol.plan import Plan, bench
+from sourceward.bench.protocol.training import Training
+from sourceward.bench.published import published
 from sourceward.report.bench import bench_page, headline, notes
 from sourceward.report.document import document
 from sourceward.report.page import render
-from sourceward.report.results import report_page
+from sourceward.report.results import read_all, report_page
 from sourceward.report.subject import choose_subject
-from tests.bench.test_protocol import QUICK, feature_file
+from tests.bench.protocol.test_plan import QUICK, feature_file
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("bench")
     file = feature_file(out / "features.npz")
-    specs = parse_specs(["linear", "ebtsa", "t3a", "tent"], [2, 4, 8])
+    methods = parse_methods(["linear", "ebtsa", "t3a", "tent"], [2, 4, 8])
     training = Training(QUICK | {"learning_rate": 0.05}, "cpu")
-    results = bench(Plan((file,), specs, seeds=(0, 1), training=training), out)
+    results = bench(Plan((file,), methods, seeds=(0, 1), training=training), out)
     (out / "results.json").write_text(json.dumps({"command": "sourceward bench f.npz", **results}))
     return out
 
@@ -40,9 +41,9 @@ def test_a_page_answers_every_question(folder):
         "On which targets?",
         "How many steps?",
         "Which classes?",
-        "What is taken for what?",
-        "Can an answer be trusted?",
-        "What does it cost?",
+        "Which classes are confused?",
+        "Is the uncertainty reliable?",
+        "Cost",
         "samples/s with 20 steps, peak memory",
         "Settings",
         "Run it again: sourceward bench f.npz",
@@ -80,83 +81,84 @@ def test_the_headline_says_when_nothing_is_saved_or_lost(results):
 
 
 def test_a_part_of_the_samples_is_compared_with_the_same_part_alone(results, folder):
-    """`none` answered other samples too: its means, classes and confusion are not those of the part."""
-    row = next(row for row in results["table"] if row["adapter"] == "t3a")
+    """`none` is of other samples too: its means, classes and confusion are not those of the part."""
+    row = next(row for row in results["table"] if row["method"] == "t3a")
     row.update({"mean": 0.5, "gain": 0.125})
     for target in row["targets"].values():
         target.update({"mean": 0.5, "gain": 0.125})
-    for cell in results["cells"]:
-        cell["adapters"]["t3a"]["rows"] = 9
+    for run in results["runs"]:
+        run["methods"]["t3a"]["rows"] = 9
     page = bench_page(results, folder, "t3a")
     assert "37.5\u00a0% becomes 50.0\u00a0%" in page.headline
-    assert not any("linear classifier" in note for note in page.notes), "it answered all samples"
+    assert not any("linear classifier" in note for note in page.notes), "it is of all samples"
     sections = {section.title: section for section in page.sections}
     assert sections["On which targets?"].tables[0].rows[0][1] == "37.5"
-    assert not {"Which classes?", "What is taken for what?", "Can an answer be trusted?"} & set(sections)
+    assert not {"Which classes?", "Which classes are confused?", "Is the uncertainty reliable?"} & set(
+        sections
+    )
 
 
 def test_a_part_of_the_samples_is_ranked_with_no_one(results, folder):
-    others = {row["adapter"]: row for row in results["table"]}
+    others = {row["method"]: row for row in results["table"]}
     others["t3a"]["mean"] = 0.99
     whole = bench_page(results, folder)
     assert any("Best of the other methods: t3a" in note for note in whole.notes)
-    contestants = [row["adapter"] for row in results["table"]]
-    assert whole.sections[0].tables[0].strong == [contestants.index("t3a")]
-    for cell in results["cells"]:
-        cell["adapters"]["t3a"]["rows"] = 9
+    methods = [row["method"] for row in results["table"]]
+    assert whole.sections[0].tables[0].strong == [methods.index("t3a")]
+    for run in results["runs"]:
+        run["methods"]["t3a"]["rows"] = 9
     page = bench_page(results, folder)
     assert not any("Best of the other methods" in note for note in page.notes)
     table = page.sections[0].tables[0]
     assert table.strong != whole.sections[0].tables[0].strong
-    assert "of those that answered all rows" in table.caption
+    assert "of those evaluated on all rows" in table.caption
 
 
 def test_the_subject_is_never_an_oracle(results):
     for row in results["table"]:
-        row["oracle"] = row["adapter"].startswith("selected:")
-    results["table"] = [r for r in results["table"] if r["oracle"] or r["adapter"] in ("none", "t3a")]
+        row["oracle"] = row["method"].startswith("selected:")
+    results["table"] = [r for r in results["table"] if r["oracle"] or r["method"] in ("none", "t3a")]
     for row in results["table"]:
         if row["oracle"]:
-            row["adapter"] = "oracle:ebtsa"
-    assert choose_subject(results).row["adapter"] == "t3a"
+            row["method"] = "oracle:ebtsa"
+    assert choose_subject(results).row["method"] == "t3a"
 
 
-def test_targets_of_one_name_in_two_files_are_both_told(results):
-    row = next(row for row in results["table"] if row["adapter"] == "ebtsa:num_steps=8")
-    for number, place in enumerate(list(row["targets"])):
-        row["targets"][f"again/{place.split('/')[1]}"] = row["targets"][place] | {"gain": 0.01 * number}
-    told = notes(results, choose_subject(results, row["adapter"]))[0]
-    assert all(f"{place} {100 * t['gain']:+.1f}" in told for place, t in row["targets"].items())
+def test_targets_of_one_name_in_two_files_are_both_named(results):
+    row = next(row for row in results["table"] if row["method"] == "ebtsa:num_steps=8")
+    for number, where in enumerate(list(row["targets"])):
+        row["targets"][f"again/{where.split('/')[1]}"] = row["targets"][where] | {"gain": 0.01 * number}
+    text = notes(results, choose_subject(results, row["method"]))[0]
+    assert all(f"{where} {100 * t['gain']:+.1f}" in text for where, t in row["targets"].items())
 
 
-def test_without_tuning_the_subject_is_the_usual_walk(results):
-    """That of a model with too few sources to tune: 5 steps, whatever else was asked for."""
-    rows = [row for row in results["table"] if row["adapter"] in ("none", "ebtsa:num_steps=8")]
-    rows += [rows[-1] | {"adapter": f"ebtsa:num_steps={steps}"} for steps in (10, 5)]
-    assert choose_subject(results | {"table": rows}).row["adapter"] == "ebtsa:num_steps=5"
+def test_without_auto_the_subject_is_five_steps(results):
+    rows = [row for row in results["table"] if row["method"] in ("none", "ebtsa:num_steps=8")]
+    rows += [rows[-1] | {"method": f"ebtsa:num_steps={steps}"} for steps in (10, 5)]
+    assert choose_subject(results | {"table": rows}).row["method"] == "ebtsa:num_steps=5"
 
 
-def test_a_selected_row_is_followed_from_cell_to_cell(results):
-    row = next(row for row in results["table"] if row["adapter"] == "selected:ebtsa")
+def test_a_selected_row_is_followed_from_run_to_run(results):
+    row = next(row for row in results["table"] if row["method"] == "selected:ebtsa")
     keys = ["none", "ebtsa:num_steps=2", "ebtsa:num_steps=8"]
     row["chosen"] = {key: keys[i % 3] for i, key in enumerate(row["chosen"])}
     subject = choose_subject(results, "selected:ebtsa")
-    for cell in subject.cells:
-        chosen = row["chosen"][f"{cell['data']}/{cell['target']}/{cell['seed']}"]
-        assert subject.numbers(cell) is cell["adapters"][chosen]
+    for run in subject.runs:
+        chosen = row["chosen"][f"{run['data']}/{run['target']}/{run['seed']}"]
+        assert subject.numbers(run) is run["methods"][chosen]
 
 
-def test_pictures_texts_and_ids_of_samples(results, folder, tmp_path):
+def test_images_texts_and_ids_of_samples(results, folder, tmp_path):
     subject = choose_subject(results, "ebtsa:num_steps=8")
-    key = subject.numbers(subject.cells[0])["cell"]
-    (tmp_path / "cells").mkdir()
+    key = subject.numbers(subject.runs[0])["run"]
+    (tmp_path / "runs").mkdir()
     base = {"true": "x", "before": "y", "after": "x", "p_before": 0.1, "p_after": 0.9, "id": "row 7"}
     shown = [
-        base | {"kind": "saved", "picture": "data:image/jpeg;base64,AAAA"},
+        base | {"kind": "saved", "image": "data:image/jpeg;base64,AAAA"},
         base | {"kind": "saved", "text": "a <text>"},
         base | {"kind": "lost"},
     ]
-    (tmp_path / "cells" / f"{key}.json").write_text(json.dumps({"samples": shown}))
+    (tmp_path / "runs" / f"{key}.json").write_text(json.dumps({"samples": shown}))
     html = render(bench_page(results, tmp_path, "ebtsa:num_steps=8"))
     for part in (
         "Samples that were saved",
@@ -172,25 +174,25 @@ def test_a_page_without_cells_says_nothing_of_samples(results, tmp_path):
     assert "Samples that were" not in render(bench_page(results, tmp_path))
 
 
-def test_a_promise_stands_beside_what_came(results, tmp_path):
-    for cell in results["cells"]:
-        cell["expected_gain"] = {"gain": 0.03, "low": 0.01, "high": 0.05}
-    assert "romised" not in render(bench_page(results, tmp_path)), "of the walk that the model chose itself"
+def test_the_expected_gain_stands_beside_the_measured_one(results, tmp_path):
+    for run in results["runs"]:
+        run["expected_gain"] = {"gain": 0.03, "low": 0.01, "high": 0.05}
+    assert "xpected gain" not in render(bench_page(results, tmp_path)), "only of the default method"
     chosen = json.loads(json.dumps(results).replace("ebtsa:num_steps=4", "ebtsa:num_steps=auto"))
     html = render(bench_page(chosen, tmp_path))
-    assert "Promised before the target was seen: +3.0 points" in html
-    assert '<th scope="col">promised</th>' in html
+    assert "Expected gain by leave-one-domain-out validation on the sources: +3.0 points" in html
+    assert '<th scope="col">expected gain</th>' in html
 
 
 def test_nothing_finished_is_a_page_too(results, tmp_path):
     results |= {
         "table": [],
-        "cells": [],
-        "failed": [{"adapter": "none", "reason": "No memory.", "target": "a"}],
+        "runs": [],
+        "failed": [{"method": "none", "reason": "No memory.", "target": "a"}],
     }
     html = render(bench_page(results, tmp_path))
-    assert "No cell finished." in html
-    assert "none failed in some cells: No memory." in html
+    assert "No run finished." in html
+    assert "none failed in some runs: No memory." in html
 
 
 def test_bad_folders_and_adapters(folder, tmp_path):
@@ -202,7 +204,7 @@ def test_bad_folders_and_adapters(folder, tmp_path):
     with pytest.raises(InputError, match="is damaged"):
         report_page(tmp_path)
     (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(InputError, match="of an earlier kind"):
+    with pytest.raises(InputError, match="of an earlier version"):
         report_page(tmp_path)
     (tmp_path / "results.json").write_text('{"verdicts": []}')
     with pytest.raises(InputError, match=r"of `sourceward demo`.* Run it again\."):
@@ -213,11 +215,11 @@ def test_bad_folders_and_adapters(folder, tmp_path):
 
 
 def test_all_results_as_one_markdown_page(folder, results):
-    text = document(folder.parent)
-    row = next(row for row in results["table"] if row["adapter"] == "ebtsa:num_steps=2")
+    text = document("results", read_all(folder.parent), [row.to_dict() for row in published("comparison")])
+    row = next(row for row in results["table"] if row["method"] == "ebtsa:num_steps=2")
     assert f"| {100 * row['mean']:.1f} ± {100 * row['std']:.1f} |" in text
     assert f"{100 * row['gain']:+.1f} ({100 * row['gain_low']:+.1f} to" in text
     assert "sourceward bench f.npz" in text
-    assert "Published, with training and selection of their own" in text
+    assert "Published, with their own training and selection" in text
     with pytest.raises(InputError, match=r"Expected results\.json somewhere"):
-        document(folder / "cells")
+        read_all(folder / "runs")

@@ -1,4 +1,4 @@
-"""`sourceward bench [PRESET] DATA... --out DIR`: leave one domain out, every adapter on the same models."""
+"""`sourceward bench [PRESET] DATA... --out DIR`: leave one domain out, every method on the same models."""
 
 import json as jsonlib
 import sys
@@ -24,7 +24,7 @@ from sourceward.cli.options import (
 )
 
 FAILED = 3
-"""Exit code when some cells failed and the rest are there."""
+"""Exit code when some runs failed and the rest are there."""
 
 
 def bench(
@@ -34,7 +34,7 @@ def bench(
             metavar="[PRESET] DATA...", help="Feature files, or images or texts; a preset may come first."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for results.json, cells and models.")],
+    out: Annotated[Path, typer.Option(help="Folder for results.json, runs and models.")],
     targets: Annotated[str, typer.Option(help="Domains to leave out, by comma; all by default.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, by comma.")] = "0",
     adapters: Annotated[
@@ -62,12 +62,12 @@ def bench(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train on all domains but one, answer on that one with every adapter; each domain, each seed.
+    """Train on all domains but one and evaluate every adapter on that one, for each domain and seed.
 
-    `sourceward bench speed` measures what adaptation costs on this machine instead.
+    `sourceward bench speed` measures the cost of adaptation on this machine instead.
 
-    Run the same command again after a kill: cells that are there are not computed again. Exit code 3: some
-    cells failed; the table says which and why.
+    Run the same command again after a kill: finished runs are not computed again. Exit code 3: some runs
+    failed; the output says which and why.
     """
     if data == ["speed"]:
         from sourceward.cli.bench_speed import bench_speed
@@ -77,102 +77,98 @@ def bench(
     if only:
         raise InputError(f"Expected `--only` after `bench speed`, but got it for {' '.join(data)}.")
     from sourceward._util.storage import write_whole
-    from sourceward.bench.protocol import Plan
-    from sourceward.bench.protocol import bench as run
-    from sourceward.bench.provenance import command
-    from sourceward.bench.specs import parse_specs
-    from sourceward.bench.training import Training
+    from sourceward.bench.protocol.methods import parse_methods
+    from sourceward.bench.protocol.plan import Plan
+    from sourceward.bench.protocol.plan import bench as run
+    from sourceward.bench.protocol.provenance import command
+    from sourceward.bench.protocol.training import Training
 
     preset, data = split_preset(data)
     given = None if weights.lower() == "none" else weights
-    training = Training(training_settings(set_), device, True, False, backbone, given, freeze, preset)
+    training = Training(training_settings(set_), device, False, backbone, given, freeze, preset)
     plan = Plan(
         tuple(data),
-        parse_specs(adapter_names(adapters), step_numbers(steps)),
+        parse_methods(adapter_names(adapters), step_numbers(steps)),
         tuple(name for name in targets.split(",") if name),
         seed_numbers(seeds),
         selection,
         training,
         tuple(reader_options(option).items()),
     )
-    report, start = None if json or quiet else tell, time.monotonic()
-    results = {"command": command(sys.argv), **run(plan, out, engine=engine, workers=jobs, on_cell=report)}
-    results["wall_seconds"] = round(time.monotonic() - start, 1)  # of what was not there yet
+    on_run, start = None if json or quiet else print_run, time.monotonic()
+    results = {"command": command(sys.argv), **run(plan, out, engine=engine, workers=jobs, on_run=on_run)}
+    results["wall_seconds"] = round(time.monotonic() - start, 1)  # of the missing runs
     write_whole(out / "results.json", jsonlib.dumps(results, indent=1) + "\n")
     if json:
         typer.echo(jsonlib.dumps(results))
     elif not quiet:
         show(results, wide_console())
         typer.echo(f"`sourceward report {out}` makes a page of it.")
-    if any(not cell.get("unsuitable") for cell in results["failed"]):
+    if any(not run.get("unsuitable") for run in results["failed"]):
         raise typer.Exit(FAILED)
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    """The table, what its spreads mean, and what is missing from it."""
+    """Print the tables, the meaning of their intervals, and what is missing."""
     for part in tables(results):
         console.print(part)
     console.print(results["plus_minus"], highlight=False)
     console.print(
-        "Asks for: weights that change at test time, state kept from sample to sample, a batch at once.",
+        "Requirements at test time: weight updates, state kept from sample to sample, a batch at once.",
         highlight=False,
     )
     if results["selection"] == "oracle":
-        console.print("ORACLE rows chose by the target's own labels: an upper bound, never a result.")
+        console.print("ORACLE rows were chosen by the target's labels: an upper bound, never a result.")
     for text in missing(results["failed"]):
         console.print(text, highlight=False, markup=False)
 
 
 def missing(failed: list[dict[str, Any]]) -> list[str]:
-    """One line for each adapter and reason."""
+    """Return one line for each method and reason."""
     groups: dict[tuple[str, str, bool], list[str]] = {}
-    for cell in failed:
-        key = (cell["adapter"], cell["reason"], bool(cell.get("unsuitable")))
-        groups.setdefault(key, []).append(f"{cell['data']}/{cell['target']}, seed {cell['seed']}")
+    for run in failed:
+        key = (run["method"], run["reason"], bool(run.get("unsuitable")))
+        groups.setdefault(key, []).append(f"{run['data']}/{run['target']}, seed {run['seed']}")
     return [
-        f"{adapter} does not apply: {reason}"
+        f"{method} does not apply: {reason}"
         if unsuitable
-        else f"{adapter} FAILED in {len(cells)} cells, the first {cells[0]}: {reason}"
-        for (adapter, reason, unsuitable), cells in groups.items()
+        else f"{method} FAILED in {len(runs)} runs, the first {runs[0]}: {reason}"
+        for (method, reason, unsuitable), runs in groups.items()
     ]
 
 
 def tables(results: dict[str, Any]) -> list[Table]:
-    """Accuracy on each target; then the mean of each contestant, its difference to no adaptation, and what
-    it costs."""
-    from sourceward.report.words import asks_for, cost, gain, short_names, spread
+    """Return accuracy on each target; then each method's mean, difference to no adaptation, and cost."""
+    from sourceward._util.tables import gain_text, mean_text, ms_text, requirements, short_names
 
     rows = results["table"]
-    places = list(dict.fromkeys(place for row in rows for place in row["targets"]))
+    targets = list(dict.fromkeys(where for row in rows for where in row["targets"]))
     each, mean = Table(title="Accuracy on each target, %"), Table(title="Mean over targets, %")
-    each.add_column("adapter")
-    for name in short_names(places).values():
+    each.add_column("method")
+    for name in short_names(targets).values():
         each.add_column(escape(name), justify="right")
-    mean.add_column("adapter")
-    for name in ("accuracy", "difference (95 % interval)", "asks for", "ms a sample"):
+    mean.add_column("method")
+    for name in ("accuracy", "difference (95 % interval)", "requires", "ms a sample"):
         mean.add_column(name, justify="right")
     for row in rows:
         style = "dim" if row["oracle"] else None
-        cells = [f"{100 * row['targets'][p]['mean']:.1f}" if p in row["targets"] else "-" for p in places]
-        each.add_row(escape(row["label"]), *cells, style=style)
-        mean.add_row(escape(row["label"]), spread(row), gain(row), asks_for(row), cost(row), style=style)
+        own = [f"{100 * row['targets'][t]['mean']:.1f}" if t in row["targets"] else "-" for t in targets]
+        each.add_row(escape(row["label"]), *own, style=style)
+        texts = mean_text(row), gain_text(row), requirements(row), ms_text(row)
+        mean.add_row(escape(row["label"]), *texts, style=style)
     return [each, mean]
 
 
-def tell(cell: dict[str, Any]) -> None:
-    if not cell.get("unsuitable"):
-        print(line(cell), file=sys.stderr)
-
-
-def line(cell: dict[str, Any]) -> str:
-    """One cell, as it is finished."""
-    where = f"{cell['data']} without {','.join(cell['left_out'])}, seed {cell['seed']}, {cell['target']}"
-    says = f"FAILED: {cell['failed']}" if "failed" in cell else f"{100 * cell['numbers']['accuracy']:.1f} %"
-    return f"{where}: {cell['adapter']} {says}"
+def print_run(run: dict[str, Any]) -> None:
+    """Print one run as soon as it is finished."""
+    if not run.get("unsuitable"):
+        where = f"{run['data']} without {','.join(run['left_out'])}, seed {run['seed']}, {run['target']}"
+        says = f"FAILED: {run['failed']}" if "failed" in run else f"{100 * run['numbers']['accuracy']:.1f} %"
+        print(f"{where}: {run['method']} {says}", file=sys.stderr)
 
 
 def split_preset(words: list[str]) -> tuple[str | None, list[str]]:
-    """The preset, when one comes first, and the data."""
+    """Return the preset, when one comes first, and the data."""
     from sourceward.training.presets import PRESETS
 
     if words[0] not in PRESETS:
@@ -186,13 +182,15 @@ def split_preset(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def adapter_names(text: str) -> list[str]:
+    """Return what `--adapters` names."""
     from sourceward.adaptation import list_adapters
-    from sourceward.bench.specs import CONTROLS
+    from sourceward.bench.protocol.methods import CONTROLS
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     return [*CONTROLS, *list_adapters()] if names == ["all"] else names
 
 
 def step_numbers(text: str) -> list[int | str]:
+    """Return what `--steps` names."""
     parts = [part.strip() for part in text.split(",")]
     return [part if part == "auto" else numbers("steps", part, " or auto")[0] for part in parts]

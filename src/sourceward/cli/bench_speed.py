@@ -1,4 +1,4 @@
-"""`sourceward bench speed --out DIR`: what adaptation costs on this machine."""
+"""`sourceward bench speed --out DIR`: the cost of adaptation on this machine."""
 
 import json as jsonlib
 import os
@@ -13,31 +13,31 @@ from sourceward.cli.options import wide_console
 
 
 def bench_speed(out: Path, device: str, json: bool, quick: bool, only: str = "") -> None:
-    """Measure, write DIR/<device>.json, print a table. Some sections alone have a file of their own: every
+    """Measure, write DIR/<device>.json, print tables. A selection of sections has a file of its own: every
     number in a file comes from its command."""
     import torch
 
     from sourceward._util.devices import choose_device
     from sourceward._util.storage import write_whole
-    from sourceward.bench.provenance import command, versions
-    from sourceward.bench.speed import Plan, bench_speed
-    from sourceward.bench.speed_sections import chosen
+    from sourceward.bench.protocol.provenance import command, versions
+    from sourceward.bench.speed.models import SpeedPlan
+    from sourceward.bench.speed.sections import bench_speed, chosen
 
-    place = torch.device(choose_device(device))
-    plan = Plan.quick() if quick else Plan.on(place)
-    chosen(only, place, plan.image_size)  # a wrong name is refused before anything is written
-    file = out / f"{'-'.join([place.type, *only.split(',')]) if only else place.type}.json"
+    where = torch.device(choose_device(device))
+    plan = SpeedPlan.quick() if quick else SpeedPlan.on(where)
+    chosen(only, where, plan.image_size)  # a wrong name is refused before anything is written
+    file = out / f"{'-'.join([where.type, *only.split(',')]) if only else where.type}.json"
     head = {"command": command(sys.argv), "seed": plan.seed, "threads": torch.get_num_threads()}
     head |= {"load_at_start": round(os.getloadavg()[0], 2), "versions": versions(), "plan": vars(plan)}
     out.mkdir(parents=True, exist_ok=True)
 
     def save(section: str, found: dict[str, Any]) -> None:
-        """After every section: what is measured stays, whatever comes next."""
+        """Write after every section, so that a later failure loses nothing."""
         write_whole(file, jsonlib.dumps({**head, **found}, indent=1) + "\n")
         state = "failed" if "error" in found[section] else "done"
         print(f"{section}: {state} in {found['seconds'][section]} s", file=sys.stderr)
 
-    results = {**head, **bench_speed(place, plan, save, only)}
+    results = {**head, **bench_speed(where, plan, save, only)}
     if json:
         typer.echo(jsonlib.dumps(results))
     for table in tables(results):
@@ -46,7 +46,7 @@ def bench_speed(out: Path, device: str, json: bool, quick: bool, only: str = "")
 
 
 def tables(results: dict[str, Any]) -> list[Table]:
-    """The chain beside its backbone, whole predictions, growth, training; a section that failed has none."""
+    """Return tables of the chain beside its backbone, whole predictions, growth and training."""
     found = []
     if isinstance(results.get("chain"), list):
         table = Table(

@@ -20,13 +20,14 @@ def demo(
         bool, typer.Option(help="Seconds instead of a minute; the numbers mean nothing.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
-    picture: Annotated[Path | None, typer.Option(hidden=True, help="Also draw the README's picture.")] = None,
+    figure: Annotated[Path | None, typer.Option(hidden=True, help="Also draw the README's figure.")] = None,
 ) -> None:
-    """Turn real handwritten digits into domains, adapt to angles never seen, and report what it brings."""
+    """Rotate handwritten digits into domains, adapt samples of unseen angles, and report the gain."""
     from sourceward._util.storage import open_folder
-    from sourceward.bench.demo import DemoSettings, one_thread, quick_settings, run
-    from sourceward.bench.demo_numbers import summarize
-    from sourceward.report.demo import draw_picture, write_report
+    from sourceward.bench.demo.experiment import DemoSettings, one_thread, quick_settings, run
+    from sourceward.bench.demo.illustrations import illustrate
+    from sourceward.bench.demo.numbers import summarize
+    from sourceward.report.demo import draw_figure, write_report
 
     settings = quick_settings(seed) if quick else DemoSettings(seed)
     if steps is not None:
@@ -34,10 +35,10 @@ def demo(
     open_folder(out)
     with one_thread():
         outcome = run(settings)
-        results = summarize(outcome) | _provenance(outcome)
-        write_report(outcome, results, out)
-        if picture is not None:
-            draw_picture(outcome, results, picture)
+        results, shown = summarize(outcome) | _provenance(outcome), illustrate(outcome)
+        write_report(results, shown, out)
+        if figure is not None:
+            draw_figure(results, shown, figure)
     if json:
         typer.echo(jsonlib.dumps(results, indent=2))
     else:
@@ -56,7 +57,7 @@ def _print(results: dict[str, Any], out: Path, console: Console) -> None:
 
 
 def _accuracy_table(results: dict[str, Any]) -> Table:
-    from sourceward.bench.demo_numbers import accuracy_rows
+    from sourceward.report.demo import accuracy_rows
 
     table = Table(title="Accuracy on unseen angles, %")
     table.add_column("model")
@@ -69,7 +70,7 @@ def _accuracy_table(results: dict[str, Any]) -> Table:
 
 
 def _source_table(results: dict[str, Any]) -> Table:
-    table = Table(title="Each source's own vote, without -> with adaptation")
+    table = Table(title="Each source's own predictions, without -> with adaptation")
     for column in ("target", "source", "accuracy, %", "energy"):
         table.add_column(column, justify="right")
     for angle, target in results["targets"].items():
@@ -84,7 +85,7 @@ def _source_table(results: dict[str, Any]) -> Table:
 def _provenance(outcome: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from sourceward.bench.provenance import command, versions
+    from sourceward.bench.protocol.provenance import command, versions
 
     return {
         "command": command(sys.argv),

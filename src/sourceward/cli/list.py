@@ -63,11 +63,11 @@ def _adapters(filter: str | None) -> Any:
 
 def _controls() -> Any:
     """Return the controls of `bench`: classifiers trained on the same features, stateless at test time."""
-    from sourceward.bench.specs import LINEAR, SINGLE
+    from sourceward.bench.protocol.methods import LINEAR, SINGLE_SAMPLE
 
     about = {
         LINEAR: "Control of `bench`: logistic regression on the same features.",
-        SINGLE: "Control of `bench`: a classifier generated for each sample (Xiao et al., 2022).",
+        SINGLE_SAMPLE: "Control of `bench`: a classifier generated for each sample (Xiao et al., 2022).",
     }
     alone = {"changes_weights": False, "keeps_state": False, "needs_batch": False, "reads": "features"}
     return [{"name": name, **alone, "about": text} for name, text in about.items()]

@@ -10,20 +10,26 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where `bench` or `reproduce` wrote.")],
     out: Annotated[Path | None, typer.Option(help="The page; DIR/report.html if not given.")] = None,
     adapter: Annotated[
-        str | None, typer.Option(help="The adapter that the page is about, as in results.json.")
+        str | None, typer.Option(help="The method that the page is about, as in results.json.")
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="All results below DIR as one Markdown page instead.")
     ] = False,
 ) -> None:
-    """Make one self-contained HTML page of results: no script, no network; for screen, phone and print."""
+    """Write one self-contained HTML page of results: no script, no network; for screen, phone and print."""
     from sourceward._util.storage import open_folder, write_whole
+    from sourceward.bench.published import published, rows_for
     from sourceward.report.document import document
     from sourceward.report.page import render
-    from sourceward.report.results import report_page
+    from sourceward.report.results import read_all, report_page
 
     if markdown:
-        page_file, text = out or folder / "results.md", document(folder)
+        results = read_all(folder)
+        for own in results.values():
+            own["published"] = rows_for(own) if own.get("kind") == "bench" else []
+        known = [row for data in ("pacs", "pheme") for row in published("comparison", dataset=data)]
+        text = document(folder.resolve().name, results, [row.to_dict() for row in known])
+        page_file = out or folder / "results.md"
         open_folder(page_file.parent)
         write_whole(page_file, text)
         typer.echo(f"Read {page_file}")

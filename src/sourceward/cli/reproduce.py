@@ -1,4 +1,4 @@
-"""`sourceward reproduce NAME --data DATA...`: a table or figure of the paper, published numbers beside."""
+"""`sourceward reproduce NAME --data DATA...`: a table or figure of the paper, with published numbers."""
 
 import json as jsonlib
 import sys
@@ -40,13 +40,14 @@ def reproduce(
     Trained models stay below OUT and are not trained again.
     """
     from sourceward.bench.experiments import EXPERIMENTS, Context
-    from sourceward.bench.provenance import command
-    from sourceward.bench.reproduce import reproduce as run
-    from sourceward.bench.training import Training
+    from sourceward.bench.experiments.reproduce import reproduce as run
+    from sourceward.bench.protocol.provenance import command
+    from sourceward.bench.protocol.training import Training
+    from sourceward.report.figures import save_figure
 
-    EXPERIMENTS[name]  # an unknown one is answered with the nearest names
+    EXPERIMENTS[name]  # the error for an unknown one names the nearest
     given = None if weights.lower() == "none" else weights
-    training = Training(training_settings(set_), device, False, True, backbone, given, freeze)
+    training = Training(training_settings(set_), device, True, backbone, given, freeze)
     context = Context(
         (*data, *(more or ())),
         out or Path("reproduce") / name,
@@ -56,7 +57,7 @@ def reproduce(
         num_steps,
         small,
     )
-    results = run(name, context, command(sys.argv))
+    results = run(name, context, command(sys.argv), lambda d, path: save_figure(d.panels, d.size, path))
     if json:
         typer.echo(jsonlib.dumps(results, default=str))
     elif not quiet:
@@ -67,6 +68,7 @@ def reproduce(
 
 
 def show(results: dict[str, Any], console: Console) -> None:
+    """Print tables, captions, notes and the finding."""
     from sourceward.report.finding import finding
 
     for table in results["tables"]:
@@ -77,7 +79,7 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 
 def printable(table: dict[str, Any]) -> Table:
-    """A page's table for the terminal."""
+    """Return a table of results for the terminal."""
     result = Table()
     for number, column in enumerate(table["header"]):
         result.add_column(escape(column), justify="right" if number else "left")

@@ -1,0 +1,1 @@
+"""Pages and figures from plain results; knows nothing of how they were computed."""

@@ -1,4 +1,4 @@
-"""The page of a bench: does adaptation help here, by how much, how sure, where, and whom does it cost?"""
+"""The page of a bench: does adaptation help, by how much, how sure, where, and at what cost?"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,23 +6,24 @@ from typing import Any
 
 import numpy as np
 
+from sourceward._util.tables import Table, requirements
 from sourceward.report import bench_sections as parts
-from sourceward.report.beside import absent, cost
-from sourceward.report.page import Page, Section, Table
+from sourceward.report.context import cost, inapplicable
+from sourceward.report.page import Page, Section
+from sourceward.report.samples import samples
 from sourceward.report.subject import NONE, Subject, choose_subject, in_part
-from sourceward.report.words import asks_for, short_names
 
-WHERE = {
+SELECTION = {
     "source": "Settings with several candidates were chosen on validation rows of the sources.",
     "leave-one-source-out": "Settings with several candidates were chosen by leaving out each source in "
     "turn.",
     "last": "Nothing was selected: every setting is as given, weights are those of the last iteration.",
-    "oracle": "ORACLE rows chose by the target's own labels: an upper bound, never a result.",
+    "oracle": "ORACLE rows were chosen by the target's labels: an upper bound, never a result.",
 }
 
 
-def bench_page(results: dict[str, Any], folder: Path, adapter: str | None = None) -> Page:
-    """The page of `results`; pictures and texts of samples come from the cells in `folder`."""
+def bench_page(results: dict[str, Any], folder: Path, method: str | None = None) -> Page:
+    """Return the page of `results`; images and texts of samples come from the runs in `folder`."""
     footer = [
         f"Run it again: {results['command']}",
         f"seeds {', '.join(map(str, results['seeds']))}; "
@@ -30,17 +31,18 @@ def bench_page(results: dict[str, Any], folder: Path, adapter: str | None = None
     ]
     title = f"sourceward bench: {', '.join(results['classes'])}"
     if not results["table"]:
-        return Page(title, "No cell finished.", failures(results), [], footer)
-    subject = choose_subject(results, adapter)
+        return Page(title, "No run finished.", failures(results), [], footer)
+    subject = choose_subject(results, method)
+    said = cost(results)
     sections = [
-        parts.contestants(results),
+        parts.methods(results),
         parts.targets(subject),
         parts.step_curves(results),
         parts.classes(subject),
         parts.confusion(subject),
-        *parts.samples(subject, folder),
-        parts.source_weights(subject),
-        _cost(results),
+        *samples(subject, folder),
+        parts.uncertainty(subject),
+        Section("Cost", said) if said else None,
         _settings(results),
     ]
     # A number stays on the line of its unit.
@@ -49,11 +51,11 @@ def bench_page(results: dict[str, Any], folder: Path, adapter: str | None = None
 
 
 def headline(subject: Subject) -> str:
-    """Does it help, by how much, how sure."""
+    """Return one sentence: whether adaptation helps, by how much, with its interval."""
     row = subject.row
     low, gain, high = (100 * row[key] for key in ("gain_low", "gain", "gain_high"))
     says = "helps" if low > 0 else "hurts" if high < 0 else "makes no clear difference"
-    seeds = len({cell["seed"] for cell in subject.cells})
+    seeds = len({run["seed"] for run in subject.runs})
     domains = len(row["targets"])
     over = f"{domains} unseen domain{'s' if domains > 1 else ''}, {seeds} seed{'s' if seeds > 1 else ''}"
     if not any(target["saved"] or target["lost"] for target in row["targets"].values()):
@@ -65,39 +67,38 @@ def headline(subject: Subject) -> str:
 
 
 def notes(results: dict[str, Any], subject: Subject) -> list[str]:
-    """What qualifies the headline."""
-    rows = {row["adapter"]: row for row in results["table"]}
-    said = [_by_target(subject)]
+    """Return the sentences that qualify the headline."""
+    rows = {row["method"]: row for row in results["table"]}
+    found = [_by_target(subject)]
     if "linear" in rows and not subject.partial:
         ahead = 100 * (subject.row["mean"] - rows["linear"]["mean"])
-        said.append(
-            f"A linear classifier on the same features, trained the ordinary way, reaches "
-            f"{100 * rows['linear']['mean']:.1f} %: adaptation ends {abs(ahead):.1f} points "
-            f"{'above' if ahead >= 0 else 'below'} it."
+        found.append(
+            f"A linear classifier on the same features reaches {100 * rows['linear']['mean']:.1f} %: "
+            f"adaptation is {abs(ahead):.1f} points {'above' if ahead >= 0 else 'below'} it."
         )
-    said += _peers(rows, subject)
-    selected = next((row for row in rows.values() if row["adapter"].startswith("selected:")), None)
+    found += _baselines(rows, subject)
+    selected = next((row for row in rows.values() if row["method"].startswith("selected:")), None)
     if selected is not None and selected is not subject.row:
         idle = sum(key == NONE for key in selected["chosen"].values())
-        said.append(
+        found.append(
             f"Chosen without the target's labels, the number of steps brings {100 * selected['gain']:+.1f} "
-            f"points; the choice was no step at all in {idle} of {len(selected['chosen'])} trainings."
+            f"points; no step was chosen in {idle} of {len(selected['chosen'])} trainings."
         )
-    said += _promise(subject)
-    said.append(WHERE[results["selection"]])
-    return said + failures(results)
+    return [*found, *_expected_gain(subject), SELECTION[results["selection"]], *failures(results)]
 
 
 def failures(results: dict[str, Any]) -> list[str]:
-    """A line for each adapter that failed, and one for those that do not apply."""
-    broken = {c["adapter"]: c["reason"] for c in results["failed"] if not c.get("unsuitable")}
-    said = [f"{adapter} failed in some cells: {reason}" for adapter, reason in broken.items()]
-    return [*said, *absent(results)]
+    """Return a line for each method that failed, and one for those that do not apply."""
+    broken = {run["method"]: run["reason"] for run in results["failed"] if not run.get("unsuitable")}
+    return [
+        *(f"{method} failed in some runs: {reason}" for method, reason in broken.items()),
+        *inapplicable(results),
+    ]
 
 
 def _by_target(subject: Subject) -> str:
     each = subject.row["targets"]
-    gains = {name: 100 * each[place]["gain"] for place, name in short_names(each).items()}
+    gains = {name: 100 * each[where]["gain"] for where, name in subject.names.items()}
     if len(gains) > 8:
         better = sum(gain > 0 for gain in gains.values())
         return (
@@ -107,9 +108,9 @@ def _by_target(subject: Subject) -> str:
     return "By target: " + ", ".join(f"{name} {gain:+.1f}" for name, gain in gains.items()) + "."
 
 
-def _peers(rows: dict[str, Any], subject: Subject) -> list[str]:
-    """The best method of others on all rows, and what it asks for."""
-    part = in_part(subject.cells)
+def _baselines(rows: dict[str, Any], subject: Subject) -> list[str]:
+    """Return the best other method that was evaluated on all rows, and what it requires."""
+    part = in_part(subject.runs)
     others = [
         row
         for key, row in rows.items()
@@ -119,32 +120,27 @@ def _peers(rows: dict[str, Any], subject: Subject) -> list[str]:
     if not others:
         return []
     best = max(others, key=lambda row: row["mean"])
-    asks = asks_for(best)
+    needs = requirements(best)
     return [
         f"Best of the other methods: {best['label']}, {100 * best['mean']:.1f} %"
-        + (f"; it asks for {asks}, where ours asks for nothing." if asks != "-" else ".")
+        + (f"; it requires {needs}, ours none of these." if needs != "-" else ".")
     ]
 
 
-def _promise(subject: Subject) -> list[str]:
-    """What was expected before the target was seen, beside what came."""
+def _expected_gain(subject: Subject) -> list[str]:
+    """Return the expected gain beside the measured one."""
     pairs = [
-        (expected_gain, subject.numbers(cell)["gain"])
-        for cell in subject.cells
-        if (expected_gain := subject.promised(cell)) is not None
+        (expected, subject.numbers(run)["gain"])
+        for run in subject.runs
+        if (expected := subject.expected_gain(run)) is not None
     ]
     if not pairs:
         return []
-    promised, measured = np.mean([p for p, _ in pairs]), np.mean([m for _, m in pairs])
+    expected, measured = (100 * np.mean(values) for values in zip(*pairs))
     return [
-        f"Promised before the target was seen: {100 * promised:+.1f} points. Measured: {100 * measured:+.1f}."
+        f"Expected gain by leave-one-domain-out validation on the sources: {expected:+.1f} points. "
+        f"Measured: {measured:+.1f}."
     ]
-
-
-def _cost(results: dict[str, Any]) -> Section | None:
-    """Of training and prediction, where it was measured."""
-    said = cost(results)
-    return Section("What does it cost?", said) if said else None
 
 
 def _settings(results: dict[str, Any]) -> Section:

@@ -1,299 +1,221 @@
 """The sections of a bench's page, each from its numbers alone; one that has nothing to show is None."""
 
-import json
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sourceward.report import figures, words
-from sourceward.report.page import Card, Figure, Section, Table
+from sourceward._util import tables
+from sourceward._util.tables import GLUE, Table
+from sourceward.report.figures import STYLES, to_svg
+from sourceward.report.page import Figure, Section
 from sourceward.report.subject import NONE, Subject, in_part
 
 MANY_CLASSES = 24
-CARDS = 8
-spread, gain = partial(words.spread, glue=words.GLUE), partial(words.gain, glue=words.GLUE)
+mean_text, gain_text = partial(tables.mean_text, glue=GLUE), partial(tables.gain_text, glue=GLUE)
 
 
-def contestants(results: dict[str, Any]) -> Section:
-    """Everyone's accuracy and difference to no adaptation."""
+def methods(results: dict[str, Any]) -> Section:
+    """Return the accuracy of every method and its difference to no adaptation."""
     rows = results["table"]
-    cells = [[row["label"], spread(row), gain(row), words.asks_for(row), words.cost(row)] for row in rows]
-    header = ["contestant", "accuracy, %", "difference (95 % interval)", "asks for", "ms a sample"]
-    part = in_part(results["cells"])
-    ranked = [i for i, row in enumerate(rows) if not row["oracle"] and row["adapter"] not in part]
+    lines = [
+        [row["label"], mean_text(row), gain_text(row), tables.requirements(row), tables.ms_text(row)]
+        for row in rows
+    ]
+    header = ["method", "accuracy, %", "difference (95 % interval)", "requires", "ms a sample"]
+    part = in_part(results["runs"])
+    ranked = [i for i, row in enumerate(rows) if not row["oracle"] and row["method"] not in part]
     best = max(ranked, key=lambda i: rows[i]["mean"])
     text = (
-        "Everyone met the same models and the same features. What a method asks for: weights that change at "
-        "test time, state that it keeps from sample to sample, a batch of samples at once."
+        "All methods use the same models and the same features. Requirements at test time: weight updates, "
+        "state kept from sample to sample, a batch of samples at once."
     )
-    shown = [row for row in rows if row["adapter"] != NONE]
-    low, mid, high = (
-        np.array([100 * row[key] for row in shown]) for key in ("gain_low", "gain", "gain_high")
-    )
-    draw = partial(
-        figures.draw_gains,
-        names=[row["label"] for row in shown],
-        gains=mid,
-        low=low,
-        high=high,
-        xlabel="points above no adaptation",
-    )
-    chart = figures.to_svg(
-        draw, (5.0, 0.8 + 0.27 * len(shown)), "difference of each contestant to no adaptation"
-    )
-    caption = (
-        "Difference to no adaptation with its 95 % interval. One that crosses the line is no clear "
-        "difference."
-    )
-    bold = "Bold: the best mean" + (" of those that answered all rows." if part else ".")
-    table = Table(header, cells, f"{bold} {results['plus_minus']}", strong=[best])
+    shown = {row["label"]: row for row in rows if row["method"] != NONE}
+    chart = _gains(shown, "points above no adaptation", 0.27, "difference of each method to no adaptation")
+    caption = "Difference to no adaptation with its 95 % interval; one that crosses the line is not clear."
+    bold = "Bold: the best mean" + (" of those evaluated on all rows." if part else ".")
+    table = Table(header, lines, f"{bold} {results['plus_minus']}", strong=[best])
     return Section("Does it help?", text, [table], [Figure([chart], caption)] if shown else [])
 
 
+def _gains(rows: dict[str, dict[str, Any]], xlabel: str, height: float, name: str) -> str:
+    panel = {"plot": "gains", "names": list(rows), "xlabel": xlabel}
+    panel |= {key: [100 * row[key] for row in rows.values()] for key in ("gain", "gain_low", "gain_high")}
+    return to_svg(panel, (5.0, 0.8 + height * len(rows)), name)
+
+
 def targets(subject: Subject) -> Section:
-    """Gain, saved and lost on each target."""
-    rows: list[list[str]] = []
-    promises: dict[str, list[float]] = {}
-    for cell in subject.cells:
-        value = subject.promised(cell)
+    """Return gain, saved and lost samples on each target."""
+    expected: dict[str, list[float]] = {}
+    for run in subject.runs:
+        value = subject.expected_gain(run)
         if value is not None:
-            promises.setdefault(f"{cell['data']}/{cell['target']}", []).append(value)
-    each = subject.row["targets"]
-    names = words.short_names(each)
-    for place, numbers in each.items():
-        before = subject.none["targets"][place]
+            expected.setdefault(f"{run['data']}/{run['target']}", []).append(value)
+    each, rows = subject.row["targets"], []
+    for where, name in subject.names.items():
+        numbers, before = each[where], subject.none["targets"][where]
         if subject.partial:  # no adaptation on the same samples
             before = {"mean": numbers["mean"] - numbers["gain"], "std": None}
-        seeds = max(sum(f"{c['data']}/{c['target']}" == place for c in subject.cells), 1)
-        saved, lost = numbers["saved"] / seeds, numbers["lost"] / seeds
-        row = [names[place], spread(before), spread(numbers), gain(numbers), f"{saved:.0f}", f"{lost:.0f}"]
-        if promises:
-            row.append(f"{100 * np.mean(promises[place]):+.1f}" if place in promises else "-")
+        seeds = max(sum(f"{run['data']}/{run['target']}" == where for run in subject.runs), 1)
+        counts = [f"{numbers[kind] / seeds:.0f}" for kind in ("saved", "lost")]
+        row = [name, mean_text(before), mean_text(numbers), gain_text(numbers), *counts]
+        if expected:
+            row.append(f"{100 * np.mean(expected[where]):+.1f}" if where in expected else "-")
         rows.append(row)
     header = ["target", "without, %", "with, %", "difference (95 % interval)", "saved", "lost"]
-    header += ["promised"] if promises else []
-    low, mid, high = (
-        np.array([100 * t[k] for t in each.values()]) for k in ("gain_low", "gain", "gain_high")
+    header += ["expected gain"] if expected else []
+    chart = _gains(
+        {n: each[w] for w, n in subject.names.items()}, "gain in points", 0.3, "gain on each target"
     )
-    draw = partial(
-        figures.draw_gains,
-        names=list(names.values()),
-        gains=mid,
-        low=low,
-        high=high,
-        xlabel="gain in points",
-    )
-    chart = figures.to_svg(draw, (5.0, 0.8 + 0.3 * len(each)), "gain on each target")
-    caption = "Blue: a clear gain. Orange: a clear loss. Grey: the interval holds 0."
+    caption = "Blue: a clear gain. Orange: a clear loss. Grey: the interval contains 0."
     text = (
-        f"{subject.row['label']}. Saved: wrong without, right with; lost: the other way round; mean over "
-        "seeds."
+        f"{subject.row['label']}. Saved: wrong without, right with. Lost: right without, wrong with. Means "
+        "over seeds."
     )
-    if promises:
-        text += " Promised: the gain expected before the target was seen."
+    if expected:
+        text += " Expected gain: estimated by leave-one-domain-out validation on the sources."
     return Section("On which targets?", text, [Table(header, rows)], [Figure([chart], caption)])
 
 
 def step_curves(results: dict[str, Any]) -> Section | None:
-    """Accuracy and energy against steps, where several numbers of steps were asked for."""
-    cells = results["cells"]
-    steps = sorted({int(k) for cell in cells for k in cell["by_steps"] if k.isdigit()})
+    """Return accuracy and energy against steps, where several numbers of steps were evaluated."""
+    runs = results["runs"]
+    steps = sorted({int(k) for run in runs for k in run["by_steps"] if k.isdigit()})
     if len(steps) < 3:
         return None
     charts = []
     for key, label, scale in (("accuracy", "accuracy, %", 100), ("energy_after", "mean energy", 1)):
         lines: dict[str, list[float]] = {}
-        for place, name in words.short_names(f"{c['data']}/{c['target']}" for c in cells).items():
-            own = [c["by_steps"] for c in cells if f"{c['data']}/{c['target']}" == place]
+        for where, name in tables.short_names(f"{r['data']}/{r['target']}" for r in runs).items():
+            own = [run["by_steps"] for run in runs if f"{run['data']}/{run['target']}" == where]
             own = [by for by in own if all(str(k) in by and key in by[str(k)] for k in steps)]
             if own:
                 lines[name] = [scale * float(np.mean([by[str(k)][key] for by in own])) for k in steps]
-        if len(lines) > len(figures.STYLES):
+        if len(lines) > len(STYLES):
             lines = {"mean over targets": np.mean(list(lines.values()), axis=0).tolist()}
         if lines:
-            draw = partial(figures.draw_lines, x=steps, lines=lines, xlabel="steps", ylabel=label)
-            charts.append(figures.to_svg(draw, (4.4, 3.2), f"{label} against steps"))
+            panel = {"plot": "lines", "x": steps, "lines": lines, "xlabel": "steps", "ylabel": label}
+            charts.append(to_svg(panel, (4.4, 3.2), f"{label} against steps"))
     caption = (
         "Accuracy and mean energy after each number of steps. The energy keeps falling; see how long "
-        "accuracy follows."
+        "accuracy rises with it."
     )
     return Section("How many steps?", figures=[Figure(charts, caption)]) if charts else None
 
 
 def classes(subject: Subject) -> Section | None:
-    """Accuracy of each class, with and without, over all targets and seeds."""
+    """Return the accuracy of each class, with and without, over all targets and seeds."""
     if subject.partial:  # without and with are of different samples
         return None
-    counts: dict[str, np.ndarray] = {}
-    for cell in subject.cells:
-        for name, own in subject.before(cell)["per_class"].items():
-            after = subject.numbers(cell)["per_class"][name]
-            sums = np.array(
-                [own["samples"], own["samples"] * own["accuracy"], own["samples"] * after["accuracy"]]
-            )
-            counts[name] = counts.get(name, 0) + sums
+    counts: dict[str, Any] = {}
+    for run in subject.runs:
+        after = subject.numbers(run)["per_class"]
+        for name, own in subject.before(run)["per_class"].items():
+            shares = np.array([1, own["accuracy"], after[name]["accuracy"]])
+            counts[name] = counts.get(name, 0) + own["samples"] * shares
     if not counts:
         return None
-    seeds = len({cell["seed"] for cell in subject.cells})
-    shares = {name: (n / seeds, 100 * b / n, 100 * a / n) for name, (n, b, a) in counts.items()}
-    ordered = sorted(shares, key=lambda name: shares[name][2] - shares[name][1], reverse=True)
+    seeds = len({run["seed"] for run in subject.runs})
+    shown = {name: (n / seeds, 100 * b / n, 100 * a / n) for name, (n, b, a) in counts.items()}
+    ordered = sorted(shown, key=lambda name: shown[name][2] - shown[name][1], reverse=True)
+    text = "All targets and seeds together, the largest gain first."
     if len(ordered) > MANY_CLASSES:
         half = MANY_CLASSES // 2
         text = f"The {half} classes that gain most and the {half} that gain least, of {len(ordered)}."
         ordered = ordered[:half] + ordered[-half:]
-    else:
-        text = "All targets and seeds together, the largest gain first."
     rows = [
         [name, f"{n:,.0f}", f"{b:.1f}", f"{a:.1f}", f"{a - b:+.1f}"]
-        for name in ordered
-        for n, b, a in [shares[name]]
+        for name, (n, b, a) in ((name, shown[name]) for name in ordered)
     ]
-    before, after = (np.array([shares[name][i] for name in ordered]) for i in (1, 2))
-    draw = partial(figures.draw_pairs, names=ordered, before=before, after=after, xlabel="accuracy, %")
-    chart = figures.to_svg(draw, (5.0, 0.8 + 0.25 * len(ordered)), "accuracy of each class, without and with")
-    caption = "Hollow: without. Filled: with. See whether a gain is paid for by a few classes."
+    before, after = ([shown[name][i] for name in ordered] for i in (1, 2))
+    panel = {"plot": "pairs", "names": ordered, "before": before, "after": after, "xlabel": "accuracy, %"}
+    chart = to_svg(panel, (5.0, 0.8 + 0.25 * len(ordered)), "accuracy of each class, without and with")
+    caption = "Hollow: without. Filled: with. See whether a few classes lose where the others gain."
     table = Table(["class", "samples", "without, %", "with, %", "change"], rows)
     return Section("Which classes?", text, [table], [Figure([chart], caption)])
 
 
 def confusion(subject: Subject) -> Section | None:
-    """What is taken for what, without and with, over all targets and seeds; of data with the same classes."""
+    """Return confusion tables without and with, over all targets and seeds, of data with the same classes."""
     names = {tuple(value) for value in subject.class_names.values()}
     if subject.partial or len(names) != 1:
         return None
-    if any(subject.before(cell)["confusion"] is None for cell in subject.cells):
+    if any(subject.before(run)["confusion"] is None for run in subject.runs):
         return None
-    classes = next(iter(names))
+    labels = next(iter(names))
     before, after = (
-        np.sum([np.array(source(cell)["confusion"]) for cell in subject.cells], axis=0)
+        np.sum([np.array(source(run)["confusion"]) for run in subject.runs], axis=0)
         for source in (subject.before, subject.numbers)
     )
-    side = 3.4 if len(classes) <= 10 else 5.0
+    side = 3.4 if len(labels) <= 10 else 5.0
     charts = [
-        figures.to_svg(
-            partial(figures.draw_confusion, counts=counts, classes=classes, title=title),
+        to_svg(
+            {"plot": "confusion", "counts": counts, "classes": labels, "title": title},
             (side, side),
             f"confusion {title}",
         )
         for title, counts in (("without", before), ("with", after))
     ]
-    worst = _confusions(after - before, classes)
     caption = (
-        "Rows: the true class. Columns: the answer. Numbers: per cent of the row. Blue is right, orange "
-        "wrong; a "
-        f"stronger colour is a larger share. {worst}"
+        "Rows: the true class. Columns: the prediction. Numbers: per cent of the row. Blue is right, orange "
+        f"wrong; a stronger colour is a larger share. {_largest_changes(after - before, labels)}"
     )
-    return Section("What is taken for what?", figures=[Figure(charts, caption)])
+    return Section("Which classes are confused?", figures=[Figure(charts, caption)])
 
 
-def _confusions(change: np.ndarray, names: Sequence[str]) -> str:
-    """The mistakes that adaptation mends and makes most."""
+def _largest_changes(change: np.ndarray, names: Sequence[str]) -> str:
+    """Return the mistakes that adaptation corrects and makes most."""
     off = change * (1 - np.eye(len(names), dtype=int))
-    mended, made = np.unravel_index(off.argmin(), off.shape), np.unravel_index(off.argmax(), off.shape)
-    said = []
-    if off[mended] < 0:
-        said.append(f"Mended most: {names[mended[0]]} taken for {names[mended[1]]} ({-off[mended]} fewer).")
-    if off[made] > 0:
-        said.append(f"Made most: {names[made[0]]} taken for {names[made[1]]} ({off[made]} more).")
-    return " ".join(said)
+    fewer, more = np.unravel_index(off.argmin(), off.shape), np.unravel_index(off.argmax(), off.shape)
+    found = []
+    if off[fewer] < 0:
+        found.append(f"Corrected most: {names[fewer[0]]} taken for {names[fewer[1]]} ({-off[fewer]} fewer).")
+    if off[more] > 0:
+        found.append(f"Made most: {names[more[0]]} taken for {names[more[1]]} ({off[more]} more).")
+    return " ".join(found)
 
 
-def samples(subject: Subject, folder: Path) -> list[Section]:
-    """Saved and lost samples with their pictures or texts, where the cells are still beside the results."""
-    found: dict[str, list[tuple[str, dict[str, Any]]]] = {"saved": [], "lost": []}
-    first = min((cell["seed"] for cell in subject.cells), default=0)
-    for cell in (cell for cell in subject.cells if cell["seed"] == first):
-        for sample in _samples(folder, subject.numbers(cell)["cell"]):
-            found[sample["kind"]].append((cell["target"], sample))
-    texts = {
-        "saved": "Wrong without, right with: the largest rises in the probability of the true class.",
-        "lost": "Right without, wrong with: the largest falls. Labels picked these samples to look at, "
-        "nothing else.",
-    }
-    return [
-        Section(
-            f"Samples that were {kind}", texts[kind], cards=[_card(*entry) for entry in _spread_out(entries)]
-        )
-        for kind, entries in found.items()
-        if entries
-    ]
-
-
-def _spread_out(entries: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
-    """The first of every target, then the second of every target, up to as many as are shown."""
-    by_target: dict[str, list] = {}
-    for target, sample in entries:
-        by_target.setdefault(target, []).append((target, sample))
-    longest = max(map(len, by_target.values()))
-    ordered = [own[i] for i in range(longest) for own in by_target.values() if i < len(own)]
-    return ordered[:CARDS]
-
-
-def _card(target: str, sample: dict[str, Any]) -> Card:
-    title = f"{sample['true']}: said {sample['before']}, then {sample['after']}"
-    text = f"target {target}; p({sample['true']}) {sample['p_before']:.2f} to {sample['p_after']:.2f}"
-    quote = sample.get("text", "" if "picture" in sample else sample["id"])
-    return Card(sample.get("picture", ""), title, text, good=sample["kind"] == "saved", quote=quote)
-
-
-def _samples(folder: Path, key: str) -> list[dict[str, Any]]:
-    try:
-        return json.loads((folder / "cells" / f"{key}.json").read_text())["samples"]
-    except (OSError, ValueError, KeyError):
-        return []
-
-
-def source_weights(subject: Subject) -> Section | None:
-    """Do confidence and energy tell right answers from wrong ones?"""
+def uncertainty(subject: Subject) -> Section | None:
+    """Return how well confidence and energy separate right from wrong predictions."""
     if subject.partial:
         return None
-    rows, curves = [], {}
-    for label, source in (("without", subject.before), ("with", subject.numbers)):
-        found = [source(cell) for cell in subject.cells if "source_weights" in source(cell)]
-        for signal in dict.fromkeys(name for numbers in found for name in numbers["source_weights"]):
-            if signal == ("energy after" if label == "without" else "energy before"):
-                continue  # the energy that belongs to this answer is the other one
-            own = [
-                numbers["source_weights"][signal] for numbers in found if signal in numbers["source_weights"]
-            ]
-            scores = [t["auroc"] for t in own if t["auroc"] is not None]
-            curve = {s: float(np.mean([t["selective"][s] for t in own])) for s in own[0]["selective"]}
-            rows.append(
-                [
-                    f"{signal.split()[0]}, {label}",
-                    f"{np.mean(scores):.3f}" if scores else "-",
-                    *(f"{100 * curve[s]:.1f}" for s in curve),
-                ]
-            )
-            curves[f"{signal.split()[0]}, {label}"] = [100 * value for value in curve.values()]
+    rows, curves, curve = [], {}, {}
+    for label, source, energy in (
+        ("without", subject.before, "energy before"),
+        ("with", subject.numbers, "energy after"),
+    ):
+        found = [source(run)["uncertainty"] for run in subject.runs if "uncertainty" in source(run)]
+        for signal in ("confidence", energy):
+            own = [signals[signal] for signals in found if signal in signals]
+            if own:
+                scores = [s["auroc"] for s in own if s["auroc"] is not None]
+                curve = {
+                    s: 100 * float(np.mean([o["selective"][s] for o in own])) for s in own[0]["selective"]
+                }
+                name = f"{signal.split()[0]}, {label}"
+                auroc = f"{np.mean(scores):.3f}" if scores else "-"
+                rows.append([name, auroc, *(f"{value:.1f}" for value in curve.values())])
+                curves[name] = list(curve.values())
     if not rows:
         return None
-    shares = [float(s) for s in curve]
+    shares = [100 * float(share) for share in curve]
     error = [
-        np.mean([s(cell)["calibration_error"] for cell in subject.cells])
-        for s in (subject.before, subject.numbers)
+        100 * np.mean([source(run)["calibration_error"] for run in subject.runs])
+        for source in (subject.before, subject.numbers)
     ]
     text = (
-        "A signal is worth trusting when wrong answers have a lower one: AUROC 1 tells them apart always, "
-        "0.5 is a coin. "
-        "Answer only the samples that are trusted most, and accuracy should rise. Calibration error (gap "
-        "between "
-        f"confidence and accuracy): {100 * error[0]:.1f} points without, {100 * error[1]:.1f} with."
+        "AUROC: the probability that a right prediction has a higher signal than a wrong one; 0.5 is chance. "
+        "Accuracy should rise when only the samples with the highest signal are classified. Calibration "
+        f"error (gap between confidence and accuracy): {error[0]:.1f} points without, {error[1]:.1f} with."
     )
-    header = ["signal", "AUROC", *(f"best {100 * s:.0f}{words.GLUE}%" for s in shares)]
-    draw = partial(
-        figures.draw_lines,
-        x=[100 * s for s in shares],
-        lines=curves,
-        xlabel="samples answered, %",
-        ylabel="accuracy, %",
+    header = ["signal", "AUROC", *(f"best {share:.0f}{GLUE}%" for share in shares)]
+    axes = {"xlabel": "samples classified, %", "ylabel": "accuracy, %"}
+    chart = to_svg(
+        {"plot": "lines", "x": shares, "lines": curves, **axes},
+        (5.6, 3.4),
+        "accuracy against the share of samples that are classified",
     )
-    chart = figures.to_svg(draw, (5.6, 3.4), "accuracy against the share of samples that are answered")
-    caption = (
-        "Accuracy when only the most trusted samples are answered. See which line climbs most to the left."
-    )
+    caption = "Accuracy on the samples with the highest signal. A better signal rises more to the left."
     table = Table(header, rows, "Mean over targets and seeds; accuracy in %.")
-    return Section("Can an answer be trusted?", text, [table], [Figure([chart], caption)])
+    return Section("Is the uncertainty reliable?", text, [table], [Figure([chart], caption)])

@@ -1,121 +1,115 @@
-"""Every results file below a folder as one Markdown page, with the published figures beside."""
+"""All results below a folder as one Markdown page, with published numbers."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sourceward._util.errors import InputError
-from sourceward.bench.quoted import Quoted, quoted
-from sourceward.report.beside import absent, cost, published, shortfalls, source_weights
+from sourceward._util.tables import gain_text, mean_text, short_names, target_of
+from sourceward.report.context import cost, inapplicable, shortfalls, uncertainty
 from sourceward.report.finding import finding
-from sourceward.report.results import read_results
-from sourceward.report.subject import NONE, TUNED
-from sourceward.report.words import gain, short_names, spread, target_of
+from sourceward.report.subject import AUTO, NONE
 
 INTRODUCTION = (
     "# Results\n\nWritten by `sourceward report {folder} --markdown`. Every number comes from the file named "
-    "beside it, which also holds command, seeds and versions. Target labels count right answers; a "
-    "table whose selection looks at them is named oracle."
+    "beside it, which also holds command, seeds and versions. Target labels are used to count right "
+    "predictions; a table whose selection uses them is named oracle."
 )
-PUBLISHED = "comparison"
 
 
-def document(folder: str | Path) -> str:
-    """The page of all results below `folder`, in the order of their names."""
-    folder = Path(folder)
-    files = sorted(folder.rglob("results.json"))
-    if not files:
-        raise InputError(f"Expected results.json somewhere in '{folder}', but found none.")
-    folder = folder.resolve()
-    parts = [INTRODUCTION.format(folder=folder.name)]
-    for file in files:
-        results = read_results(file.parent)
-        section = {"bench": _bench, "experiment": _experiment}.get(results.get("kind", ""))
+def document(
+    folder: str, results: Mapping[str, dict[str, Any]], published: Sequence[dict[str, Any]] = ()
+) -> str:
+    """Return the page of all results.
+
+    Args:
+        folder: its name.
+        results: by name, below and including the folder. Those of a bench may have `published` rows for the
+            same data, with the mean over the same targets as `mean_here`.
+        published: rows of the table at the end.
+    """
+    parts = [INTRODUCTION.format(folder=folder)]
+    for name, own in results.items():
+        section = {"bench": _bench, "experiment": _experiment}.get(own.get("kind", ""))
         if section is not None:
-            name = file.parent.resolve().relative_to(folder.parent).as_posix()
-            parts.append(f"## {name}\n\n`{results['command']}` ([file](../{name}/results.json))")
-            parts += section(results)
-    return "\n\n".join([*parts, *_published()]) + "\n"
+            parts.append(f"## {name}\n\n`{own['command']}` ([file](../{name}/results.json))")
+            parts += section(own)
+    return "\n\n".join([*parts, *_published(published)]) + "\n"
 
 
 def _bench(results: dict[str, Any]) -> Iterator[str]:
     rows = results["table"]
-    places = list(dict.fromkeys(place for row in rows for place in row["targets"]))
-    names = list(short_names(places).values())
-    ours = [
+    targets = list(dict.fromkeys(where for row in rows for where in row["targets"]))
+    lines = [
         [
             row["label"],
-            *(spread(row["targets"].get(place)) for place in places),
-            spread(row),
-            gain(row),
+            *(mean_text(row["targets"].get(where)) for where in targets),
+            mean_text(row),
+            gain_text(row),
             f"{100 * min(target['gain'] for target in row['targets'].values()):+.1f}",
         ]
         for row in rows
     ]
-    theirs = [_theirs(row, places) for row in published(results)]
+    lines += [_published_row(row, targets) for row in results.get("published", ())]
     if results.get("about"):
         yield results["about"]
-    header = ["accuracy, %", *names, "mean", "against no adaptation", "worst target"]
-    yield _table(header, [*ours, *theirs])
+    names = short_names(targets).values()
+    yield _table(["accuracy, %", *names, "mean", "against no adaptation", "worst target"], lines)
     yield results["plus_minus"]
-    said = (" ".join(shortfalls(results)), source_weights(results), cost(results), " ".join(absent(results)))
-    yield from filter(None, said)
-    promised = list(_promises(results))
-    if promised:
-        mean = sum(abs(told - found) for _, told, found in promised) / len(promised)
-        yield (
-            f"Self-tuning promised {_mean(p[1] for p in promised):+.1f} points on average over "
-            f"{len(promised)} models and gained {_mean(p[2] for p in promised):+.1f}; the two differ by "
-            f"{100 * mean:.1f} points on average."
-        )
-    failed = [cell for cell in results.get("failed", ()) if not cell.get("unsuitable")]
+    texts = [" ".join(shortfalls(results)), uncertainty(results), cost(results)]
+    yield from filter(None, [*texts, " ".join(inapplicable(results))])
+    yield from _expected_gains(results)
+    failed = [run for run in results.get("failed", ()) if not run.get("unsuitable")]
     if failed:
-        yield f"{len(failed)} cells failed; the first: {failed[0]['reason']}"
+        yield f"{len(failed)} runs failed; the first: {failed[0]['reason']}"
 
 
-def _theirs(row: Quoted, places: Sequence[str]) -> list[str]:
-    """A published row; its mean only where it is over the targets of this table."""
-    targets = [*map(target_of, places)]
-    mean = row.mean_over(set(targets))
-    part = "" if mean in (row.mean, None) else ", mean over these targets"
-    told = "-" if mean is None else f"{mean if row.measure == 'accuracy %' else 100 - mean:.2f}"
-    each = (f"{row.per_target[name]:.1f}" if name in row.per_target else "-" for name in targets)
-    return [f"*published: {row.method}, {row.backbone or row.dataset}{part}*", *each, told, "", ""]
+def _published_row(row: dict[str, Any], where: Sequence[str]) -> list[str]:
+    """Return a published row; its mean only where it is over the targets of this table."""
+    mean, known = row["mean_here"], row["per_target"]
+    accuracy = row["mean"] if row["measure"] == "accuracy %" else 100 - row["mean"]
+    part = "" if mean in (accuracy, None) else ", mean over these targets"
+    each = (f"{known[name]:.1f}" if (name := target_of(place)) in known else "-" for place in where)
+    name = f"*published: {row['method']}, {row['backbone'] or row['dataset']}{part}*"
+    return [name, *each, "-" if mean is None else f"{mean:.2f}", "", ""]
 
 
-def _promises(results: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
-    """Target, promised gain and measured gain of every self-tuned model."""
-    for cell in results["cells"]:
-        told = cell.get("expected_gain")
-        answers = cell.get("adapters", {})
-        if told and TUNED in answers and NONE in answers:
-            yield cell["target"], told["gain"], answers[TUNED]["accuracy"] - answers[NONE]["accuracy"]
+def _expected_gains(results: dict[str, Any]) -> Iterator[str]:
+    """Yield the expected gain of the default method beside the measured one, over all models."""
+    pairs = [
+        (run["expected_gain"]["gain"], run["methods"][AUTO]["accuracy"] - run["methods"][NONE]["accuracy"])
+        for run in results["runs"]
+        if run.get("expected_gain") and AUTO in run["methods"] and NONE in run["methods"]
+    ]
+    if pairs:
+        expected, measured, apart = (
+            100 * sum(values) / len(pairs)
+            for values in ((e for e, _ in pairs), (m for _, m in pairs), (abs(e - m) for e, m in pairs))
+        )
+        yield (
+            f"Expected gain of `ebtsa (auto)` by leave-one-domain-out validation: {expected:+.1f} points on "
+            f"average over {len(pairs)} models; measured: {measured:+.1f}; the two differ by {apart:.1f} "
+            "points on average."
+        )
 
 
 def _experiment(results: dict[str, Any]) -> Iterator[str]:
     yield " ".join(filter(None, (results["about"], results.get("note"), finding(results))))
     for table in results["tables"]:
         width = len(table["header"])
-        rows = [[*row, *[""] * (width - len(row))] for row in table["rows"]]
-        yield _table(table["header"], rows)
+        yield _table(table["header"], [[*row, *[""] * (width - len(row))] for row in table["rows"]])
         if table["caption"]:
             yield table["caption"]
 
 
-def _published() -> Iterator[str]:
-    rows = quoted(PUBLISHED, dataset="pacs") + quoted(PUBLISHED, dataset="pheme")
-    yield "## Published, with training and selection of their own"
-    yield _table(
-        ["method", "data", "backbone", "accuracy, %", "source", "note"],
-        [[row.method, row.dataset, row.backbone, f"{row.mean:.2f}", row.source, row.note] for row in rows],
-    )
+def _published(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    if rows:
+        yield "## Published, with their own training and selection"
+        lines = [
+            [row["method"], row["dataset"], row["backbone"], f"{row['mean']:.2f}", row["source"], row["note"]]
+            for row in rows
+        ]
+        yield _table(["method", "data", "backbone", "accuracy, %", "source", "note"], lines)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _mean(values: Iterator[float]) -> float:
-    found = list(values)
-    return 100 * sum(found) / len(found)
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)

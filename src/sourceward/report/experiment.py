@@ -1,14 +1,16 @@
-"""The page of one of the paper's experiments: what it found, its tables and figures as they were written."""
+"""The page of one of the paper's experiments: its finding, tables and figures."""
 
 import re
 from pathlib import Path
 from typing import Any
 
+from sourceward._util.tables import Table
 from sourceward.report.finding import finding
-from sourceward.report.page import Figure, Page, Section, Table
+from sourceward.report.page import Figure, Page, Section
 
 
 def experiment_page(results: dict[str, Any], folder: Path) -> Page:
+    """Return the page of `results`; figures are read from `folder`."""
     tables = [
         Table(t["header"], t["rows"], t["caption"], t.get("strong", ()), t.get("groups", ()))
         for t in results["tables"]
@@ -39,5 +41,5 @@ def experiment_page(results: dict[str, Any], folder: Path) -> Page:
 
 
 def inline(file: Path) -> str:
-    """An SVG file as an element of a page: without the names of its namespaces, which a page knows."""
+    """Return an SVG file as an element of a page, without its namespaces."""
     return re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", file.read_text())

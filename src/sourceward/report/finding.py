@@ -1,4 +1,4 @@
-"""One sentence of what an experiment found, from its own numbers; nothing where they tell of nothing."""
+"""The finding of an experiment in one sentence, from its numbers."""
 
 from collections.abc import Callable, Mapping
 from statistics import mean
@@ -8,21 +8,21 @@ Numbers = dict[str, Any]
 
 
 def finding(results: Mapping[str, Any]) -> str:
-    """What the numbers of a results file say, doubts included.
+    """Return one sentence on the numbers of a results file; '' where there is nothing to state.
 
     >>> row = {"mean": 0.75, "against": "no adaptation", "gain": 0.01, "gain_low": -0.01, "gain_high": 0.03}
     >>> finding({"numbers": {"rows": {"no adaptation": {"mean": 0.74}, "adapted": row}}})
     'No clear difference: adapted, 75.0 %, +1.0 points against no adaptation (95 % interval -1.0 to +3.0).'
     """
     numbers = results.get("numbers") or {}
-    for name, say in TOLD.items():
+    for name, say in SENTENCES.items():
         if numbers.get(name):
             return say(numbers)
     return _best(numbers)  # rows without a name for all of them
 
 
 def _best(rows: Mapping[str, Any]) -> str:
-    """The best row that a difference was taken of, no oracle among them."""
+    """Return the best row that has a difference, oracles excluded."""
     known = {
         label: row
         for label, row in rows.items()
@@ -46,17 +46,17 @@ def _best(rows: Mapping[str, Any]) -> str:
 
 
 def _table(numbers: Numbers) -> str:
-    """Of a comparison: adapters alone."""
+    """Return the best adapter of a comparison."""
     rows = {
         row["label"]: row | {"against": "no adaptation"}
         for row in numbers["table"]
-        if row["adapter"] != "none" and not row["oracle"] and not row["control"]
+        if row["method"] != "none" and not row["oracle"] and not row["control"]
     }
     return _best(rows)
 
 
 def _steps(numbers: Numbers) -> str:
-    """The length at which p(z|x) is best; no interval was taken."""
+    """Return the number of steps at which p(z|x) is best; without an interval."""
     mode = "p(z|x)" if "p(z|x)" in numbers["accuracy"] else next(iter(numbers["accuracy"]))
     by_steps = dict(zip(numbers["steps"], numbers["accuracy"][mode]))
     best = max(by_steps, key=lambda steps: by_steps[steps])
@@ -64,57 +64,57 @@ def _steps(numbers: Numbers) -> str:
         return f"No number of steps does better than none: {by_steps[0]:.1f} % with {mode}."
     return (
         f"With {mode} accuracy is best after {best} steps, {by_steps[best]:.1f} % against "
-        f"{by_steps[0]:.1f} % without a step (no interval was taken)."
+        f"{by_steps[0]:.1f} % without steps (no interval was computed)."
     )
 
 
 def _sources(numbers: Numbers) -> str:
-    """How many sources gain by moving samples to themselves."""
+    """Return how many sources gain by their own chains."""
     every = numbers["sources"].values()
     better = sum(source["after"] > source["before"] for source in every)
     lower = sum(source["energy_after"] < source["energy_before"] for source in every)
     change = 100 * mean(source["after"] - source["before"] for source in every)
     return (
-        f"A source alone answers better after adaptation in {better} of {len(every)} cases, {change:+.1f} "
-        f"points on average (no interval was taken); its energy falls in {lower}."
+        f"A source alone is more accurate after adaptation in {better} of {len(every)} cases, {change:+.1f} "
+        f"points on average (no interval was computed); its energy falls in {lower}."
     )
 
 
 def _targets(numbers: Numbers) -> str:
-    """Of maps, whether targets come closer; of walks, how many answers are saved and lost."""
+    """Return whether targets come closer, or how many predictions are saved and lost."""
     every = list(numbers["targets"].values())
     if "saved" in every[0]:
         saved, lost = (sum(target[key] for target in every) for key in ("saved", "lost"))
         more = "more than" if saved > lost else "fewer than" if saved < lost else "as many as"
-        return f"Adaptation saves {saved:,} answers, {more} the {lost:,} that it loses (one seed)."
+        return f"Adaptation saves {saved:,} predictions, {more} the {lost:,} that it loses (one seed)."
     closer = sum(target["distance_after"] < target["distance_before"] for target in every)
-    return f"{closer} of {len(every)} targets come closer to the middle of the sources on the map (one seed)."
+    return f"{closer} of {len(every)} targets come closer to the mean of the sources on the map (one seed)."
 
 
 def _separation(numbers: Numbers) -> str:
     every = numbers["separation"].values()
     wider = sum(target["z"] > target["x"] for target in every)
-    return f"z holds the classes further apart than x on {wider} of {len(every)} targets (one seed)."
+    return f"z separates the classes more than x on {wider} of {len(every)} targets (one seed)."
 
 
 def _cost(numbers: Numbers) -> str:
-    seconds = {int(steps): value for steps, value in numbers["answering_seconds"].items()}
+    seconds = {int(steps): value for steps, value in numbers["prediction_seconds"].items()}
     longest = max(seconds)
     return (
-        f"A batch of {numbers['batch']} is answered in {1000 * seconds[0]:.1f} ms without a step and in "
+        f"A batch of {numbers['batch']} takes {1000 * seconds[0]:.1f} ms without steps and "
         f"{1000 * seconds[longest]:.1f} ms with {longest}, on {numbers['device']}."
     )
 
 
-TOLD: dict[str, Callable[[Numbers], str]] = {
+SENTENCES: dict[str, Callable[[Numbers], str]] = {
     "rows": lambda numbers: _best(numbers["rows"]),
     "table": _table,
-    "pretend": lambda numbers: _best(numbers["pretend"]),
+    "held_out_sources": lambda numbers: _best(numbers["held_out_sources"]),
     "test_time": lambda numbers: _best(numbers["test_time"]),
     "accuracy": _steps,
     "sources": _sources,
     "targets": _targets,
     "separation": _separation,
-    "answering_seconds": _cost,
+    "prediction_seconds": _cost,
 }
-"""By what the numbers of an experiment are called."""
+"""By the name of an experiment's numbers."""

@@ -5,25 +5,13 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 
 from sourceward._util.errors import InputError
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a header. Row numbers in `strong` stand out, those in `groups` are headings."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-    strong: Sequence[int] = ()
-    groups: Sequence[int] = ()
+from sourceward._util.tables import Table
 
 
 @dataclass(frozen=True)
 class Figure:
-    """SVG elements side by side where there is room; the caption says what to see.
-
-    A wide one keeps its size on a phone, where it is moved sideways.
-    """
+    """SVG elements side by side where there is room; the caption says what to look at. A wide figure keeps
+    its size on a phone, where it scrolls sideways."""
 
     images: Sequence[str]
     caption: str
@@ -32,7 +20,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Card:
-    """One sample: its picture (data URI) or text, what happened to it, and a figure of its walk."""
+    """One sample: its image (data URI) or text, its predictions, and a figure of its chain."""
 
     image: str
     title: str
@@ -55,7 +43,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """The headline answers the reader's question, notes qualify it, the footer says how to repeat it."""
+    """The headline states the result, notes qualify it, the footer says how to repeat it."""
 
     title: str
     headline: str
@@ -65,14 +53,11 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The page as HTML. Text is escaped; SVG from `figures` is trusted."""
+    """Return the page as HTML. Text is escaped; SVG from `figures` is not."""
     try:
         from jinja2 import Environment
     except ImportError:
-        raise InputError("A report needs jinja2. Install it: pip install sourceward[report]") from None
+        raise InputError("A report needs jinja2: pip install 'sourceward[report]'.") from None
     template = files("sourceward.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return (
-        Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        .from_string(template)
-        .render(page=page)
-    )
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(page=page)

@@ -1,4 +1,4 @@
-"""From a results folder to a page, whatever kind of results it holds."""
+"""Read results, and turn one folder of any kind into a page."""
 
 import json
 from pathlib import Path
@@ -12,30 +12,31 @@ from sourceward.report.page import Page
 FILE = "results.json"
 
 
-def report_page(folder: str | Path, adapter: str | None = None) -> Page:
-    """The page of `folder`; `adapter` is the one that a bench's page is about."""
+def report_page(folder: str | Path, method: str | None = None) -> Page:
+    """Return the page of `folder`; `method` is the one that a bench's page is about."""
     folder = Path(folder)
     results = read_results(folder)
-    if results.get("kind") == "bench":
-        rows = {row["adapter"]: row for row in results["table"]}
-        if adapter is not None and adapter not in rows:
-            raise unknown_name("adapter", adapter, rows)
-        return bench_page(results, folder, adapter)
-    if adapter is not None:
+    if results.get("kind") == "bench" and "runs" in results:
+        rows = {row["method"]: row for row in results["table"]}
+        if method is not None and method not in rows:
+            raise unknown_name("adapter", method, rows)
+        return bench_page(results, folder, method)
+    if method is not None:
         raise InputError(f"--adapter is for results of `sourceward bench`, which '{folder}' does not hold.")
     if results.get("kind") == "experiment":
         return experiment_page(results, folder)
     if "verdicts" in results:
         page = folder / "report.html"
         do = f"Open '{page}'" if page.exists() else "Run it again"
-        raise InputError(f"'{folder / FILE}' is of `sourceward demo`, which makes a page by itself. {do}.")
+        raise InputError(f"'{folder / FILE}' is of `sourceward demo`, which makes its own page. {do}.")
     raise InputError(
-        f"'{folder / FILE}' is of an earlier kind or of another command, which has no page here. "
+        f"'{folder / FILE}' is of an earlier version or of another command, which has no page here. "
         "Run `sourceward bench` again, into a new folder."
     )
 
 
 def read_results(folder: Path) -> dict[str, Any]:
+    """Read the results of one folder."""
     file = folder / FILE
     if not file.is_file():
         raise InputError(
@@ -47,3 +48,13 @@ def read_results(folder: Path) -> dict[str, Any]:
     except ValueError:
         raise InputError(f"'{file}' is damaged. Run the command that wrote it again.") from None
     return results if isinstance(results, dict) else {}
+
+
+def read_all(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """Read the results of all folders below, by name and in the order of names."""
+    folder = Path(folder)
+    files = sorted(folder.rglob(FILE))
+    if not files:
+        raise InputError(f"Expected {FILE} somewhere in '{folder}', but found none.")
+    root = folder.resolve().parent
+    return {file.parent.resolve().relative_to(root).as_posix(): read_results(file.parent) for file in files}

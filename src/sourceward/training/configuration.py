@@ -56,7 +56,7 @@ PRETRAINED: dict[str, Any] = {
 }
 """Where fine-tuning differs for a pretrained image backbone: its weights stay near their start, so the mean of
 all iterates is a better network than any of them, and Fourier mixing and sketches make it rely on shape. Chosen
-by leave-one-domain-out on PACS (results/pacs/recipes.json, recipes-pencil.json)."""
+by leave-one-domain-out on PACS (results/pacs/recipes.json, recipes-sketch.json)."""
 
 NESTED = {"augmentation": Augmentation, "finetune": FineTuneSettings, "train": TrainSettings}
 

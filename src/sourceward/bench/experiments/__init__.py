@@ -11,6 +11,7 @@ from sourceward.bench.experiments import (  # noqa: F401 (they register themselv
     maps,
     sources,
     steps,
+    trajectories,
 )
 from sourceward.bench.experiments.base import EXPERIMENTS, Context, Experiment, Outcome, list_experiments
 

@@ -1,30 +1,35 @@
-"""What the paper's experiments share: the checkpoints they ask, the tables and figures they answer with."""
+"""What the paper's experiments share: the checkpoints they evaluate, the tables and figures they return."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sourceward._util.errors import InputError, unknown_name
 from sourceward._util.registry import Registry
-from sourceward.bench.cells import key_of
-from sourceward.bench.checkpoints import Checkpoint, Part
-from sourceward.bench.code import code_version
-from sourceward.bench.protocol import leave_out, name_of
-from sourceward.bench.quoted import OFFICE_HOME, PACS, PHEME, Quoted, quoted
-from sourceward.bench.training import Training, train
+from sourceward._util.tables import Table
+from sourceward.bench.protocol.checkpoint import Checkpoint, Part
+from sourceward.bench.protocol.plan import leave_out, name_of
+from sourceward.bench.protocol.provenance import code_version
+from sourceward.bench.protocol.runs import key_of
+from sourceward.bench.protocol.training import Training, train
+from sourceward.bench.published import Published, dataset_with, published, targets_of
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.report.page import Table
+
+OFF, ADAPTED = "no adaptation", "adapted"
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: `draw` gets a matplotlib figure; the caption says what to see."""
+    """A figure as plain data. Each panel names its `plot` and the arguments of it; the caption says what to
+    look at."""
 
     name: str
     caption: str
     size: tuple[float, float]
-    draw: Callable[[Any], None]
+    panels: Sequence[dict[str, Any]]
 
 
 @dataclass
@@ -37,7 +42,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-class Asked(NamedTuple):
+class Case(NamedTuple):
     """One checkpoint and one target that it never saw."""
 
     name: str
@@ -47,8 +52,17 @@ class Asked(NamedTuple):
     part: Part
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
+        """DATA/TARGET."""
         return f"{self.name}/{self.target}"
+
+    def right(self, probability: Any) -> np.ndarray:
+        """Return whether each sample is classified correctly by probabilities (n, classes)."""
+        return self.checkpoint.right(self.part, probability)
+
+    def right_after(self, **options: Any) -> np.ndarray:
+        """Return whether each sample is classified correctly after adaptation with these settings."""
+        return self.right(self.checkpoint.adapt(self.part, **options).probabilities)
 
 
 @dataclass(frozen=True)
@@ -74,44 +88,50 @@ class Context:
     small: bool = False
 
     def datasets(self) -> Iterator[tuple[str, DomainDataset]]:
+        """Yield the name and the content of each dataset."""
         for data in self.data:
             dataset = open_dataset(data)
-            self.training.check(dataset.kind)
+            self.training.fit_settings(dataset.kind)
             yield name_of(data, dataset), dataset
 
-    def checkpoints(self, **settings: Any) -> Iterator[Asked]:
-        """Every (data, target, seed), with some settings of the training changed."""
-        training = replace(self.training, settings={**self.training.settings, **settings})
+    def with_settings(self, **settings: Any) -> Training:
+        """Return the training with some settings changed; experiments name their steps."""
+        return replace(self.training, settings={**self.training.settings, **settings}, tune=False)
+
+    def cases(self, **settings: Any) -> Iterator[Case]:
+        """Yield every (data, target, seed), trained with some settings changed."""
+        training = self.with_settings(**settings)
         for name, dataset in self.datasets():
             for left_out, targets in leave_out(dataset, self.targets).items():
                 for seed in self.seeds:
                     checkpoint = self.train(dataset, training, left_out, seed, name)
                     for target in targets:
-                        yield Asked(name, target, seed, checkpoint, checkpoint.part(target))
+                        yield Case(name, target, seed, checkpoint, checkpoint.part(target))
+
+    def first_seed(self) -> Iterator[Case]:
+        """Yield every (data, target) of the first seed."""
+        return (case for case in self.cases() if case.seed == self.seeds[0])
 
     def train(
         self, dataset: DomainDataset, training: Training, left_out: tuple[str, ...], seed: int, name: str
     ) -> Checkpoint:
-        """One training, or what it left behind the last time."""
-        code = code_version(dataset.kind != "features")
-        identity = [code, dataset.fingerprint(), training.identity(), left_out, seed]
-        folder = (
-            self.out / "runs" / f"{name}-{'-'.join(left_out)[:60]}-{seed}-{key_of({'of': identity})[:10]}"
-        )
+        """Train, or load what was trained before."""
+        key = key_of([code_version(), dataset.fingerprint(), training.identity(), left_out, seed])[:10]
+        folder = self.out / "models" / f"{name}-{'-'.join(left_out)[:60]}-{seed}-{key}"
         return train(dataset, training, left_out, seed, folder)
 
-    def published(self, table: str, dataset: DomainDataset | None = None) -> list[Quoted]:
-        """Published rows for this data; none where the paper has other data."""
-        first = dataset if dataset is not None else next(iter(self.datasets()))[1]
-        return quoted(table, dataset=known_as(first)) if known_as(first) else []
+    def published(self, table: str, dataset: DomainDataset | None = None) -> list[Published]:
+        """Return published rows for this data; none where the paper has other data."""
+        known = known_as(dataset if dataset is not None else next(iter(self.datasets()))[1])
+        return published(table, dataset=known) if known else []
 
 
 def known_as(dataset: DomainDataset) -> str:
-    """The paper's name for data with these domains, or ''."""
+    """Return the paper's name for data with these domains, or ''."""
     names = set(dataset.domain_names)
-    for name, domains in {"pacs": PACS, "office_home": OFFICE_HOME, "pheme": PHEME}.items():
-        if names == set(domains):
-            return name
+    found = dataset_with(names)
+    if found and names == set(targets_of(found)):
+        return found
     if names >= {"gaussian_noise", "jpeg_compression"}:
         return "cifar10_c" if len(dataset.classes) == 10 else "imagenet_c"
     return ""
@@ -125,7 +145,7 @@ def check_targets(context: Context) -> None:
 
 
 def wanted_targets(wanted: tuple[str, ...], possible: Sequence[str]) -> list[str]:
-    """Of the possible targets those that were asked for; all when none were."""
+    """Return the wanted ones of the possible targets; all when none are named."""
     for name in wanted:
         if name not in possible:
             raise unknown_name("target", name, possible)
@@ -139,9 +159,9 @@ class Experiment:
     Args:
         name: for the command line.
         about: one line.
-        needs: what data can serve it.
+        needs: which data it takes.
         run: does it.
-        check: refuses what cannot serve, before anything is written.
+        check: refuses unsuitable data before anything is written.
     """
 
     name: str
@@ -170,4 +190,5 @@ def experiment(
 
 
 def list_experiments() -> list[Experiment]:
+    """Return all experiments."""
     return [EXPERIMENTS[name] for name in EXPERIMENTS]

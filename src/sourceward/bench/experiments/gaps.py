@@ -1,20 +1,33 @@
 """The gap between sources and target: rotations, with fewer and fewer sources."""
 
-from typing import Any
-
 from sourceward._util.errors import InputError
-from sourceward.bench.experiments.base import Context, Drawing, Outcome, experiment, wanted_targets
+from sourceward.bench.experiments.base import (
+    ADAPTED,
+    OFF,
+    Case,
+    Context,
+    Drawing,
+    Outcome,
+    experiment,
+    wanted_targets,
+)
 from sourceward.bench.experiments.scores import Scores
-from sourceward.data import DomainDataset
 from sourceward.data.known.rotated import SETTINGS, TARGETS
 
 HELD_OUT = [f"{angle:g}" for angle in TARGETS]
-"""Never trained on, whichever of them are asked for."""
+"""Never trained on, whichever of them are targets."""
 
 
 def check(context: Context) -> None:
+    """Refuse data whose domains are no angles."""
+    wanted = {f"{angle:g}" for angles in SETTINGS.values() for angle in angles} | {*HELD_OUT}
     for name, dataset in context.datasets():
-        _check_angles(dataset, name)
+        missing = sorted(wanted - set(dataset.domain_names), key=float)
+        if missing:
+            raise InputError(
+                f"Experiment 'gaps' needs domains that are angles (0, 15, ... 90), but '{name}' has "
+                f"{', '.join(dataset.domain_names)}: {', '.join(missing)} missing. Use rotated_mnist:/path."
+            )
     wanted_targets(context.targets, HELD_OUT)
 
 
@@ -26,55 +39,36 @@ def check(context: Context) -> None:
 )
 def gaps(context: Context) -> Outcome:
     scores, targets = Scores(), wanted_targets(context.targets, HELD_OUT)
+    left_out = tuple(sorted(HELD_OUT))
     for name, dataset in context.datasets():
         for setting, angles in SETTINGS.items():
-            sources = [f"{angle:g}" for angle in angles]
-            part = dataset.of_domains([*sources, *HELD_OUT])
+            part = dataset.of_domains([*(f"{angle:g}" for angle in angles), *HELD_OUT])
             for seed in context.seeds:
-                checkpoint = context.train(
-                    part, context.training, tuple(sorted(HELD_OUT)), seed, f"{name}-{setting}"
-                )
+                checkpoint = context.train(part, context.with_settings(), left_out, seed, f"{name}-{setting}")
                 for target in targets:
-                    rows = checkpoint.part(target)
-                    for how, steps in (("no adaptation", 0), ("adapted", context.num_steps)):
-                        said = checkpoint.codes[
-                            checkpoint.run_chain(rows, num_steps=steps).probabilities.argmax(1)
-                        ]
-                        scores.add(f"sources {setting}, {how}", f"{name}/{target}", seed, said == rows.label)
-    against = {f"sources {s}, adapted": f"sources {s}, no adaptation" for s in SETTINGS}
-    caption = (
-        f"Accuracy, %, at {context.num_steps} steps. See whether the gain grows as the sources get fewer."
-    )
+                    case = Case(name, target, seed, checkpoint, checkpoint.part(target))
+                    for how, steps in ((OFF, 0), (ADAPTED, context.num_steps)):
+                        right = case.right_after(num_steps=steps)
+                        scores.add(f"sources {setting}, {how}", case.where, seed, right)
+    against = {f"sources {s}, {ADAPTED}": f"sources {s}, {OFF}" for s in SETTINGS}
+    caption = f"Accuracy, %, at {context.num_steps} steps. Compare the gain with more and with fewer sources."
     return Outcome(
         [scores.table("accuracy, %", against, caption=caption)],
         [_figure(scores, targets)],
         {"rows": scores.numbers(against)},
-        ["No published numbers are at hand for this one."],
+        ["There are no published numbers to compare with."],
     )
 
 
-def _check_angles(dataset: DomainDataset, name: str) -> None:
-    """Say why data cannot serve."""
-    wanted = {f"{angle:g}" for angles in SETTINGS.values() for angle in angles} | {*HELD_OUT}
-    missing = sorted(wanted - set(dataset.domain_names), key=float)
-    if missing:
-        raise InputError(
-            f"Experiment 'gaps' needs domains that are angles (0, 15, ... 90), but '{name}' has "
-            f"{', '.join(dataset.domain_names)}: {', '.join(missing)} missing. Use rotated_mnist:/path."
-        )
-
-
 def _figure(scores: Scores, targets: list[str]) -> Drawing:
-    from sourceward.report import figures
-
+    lines = {how: [scores.mean(f"sources {s}, {how}") for s in SETTINGS] for how in (OFF, ADAPTED)}
     counts = [len(angles) for angles in SETTINGS.values()]
-
-    def draw(figure: Any) -> None:
-        lines = {
-            how: [scores.mean(f"sources {setting}, {how}") for setting in SETTINGS]
-            for how in ("no adaptation", "adapted")
-        }
-        figures.draw_lines(figure.subplots(), counts, lines, xlabel="number of sources", ylabel="accuracy, %")
-
+    panel = {
+        "plot": "lines",
+        "x": counts,
+        "lines": lines,
+        "xlabel": "number of sources",
+        "ylabel": "accuracy, %",
+    }
     caption = f"Mean accuracy on {' and '.join(targets)} degrees against the number of source rotations."
-    return Drawing("gaps", caption, (5.0, 3.4), draw)
+    return Drawing("gaps", caption, (5.0, 3.4), [panel])

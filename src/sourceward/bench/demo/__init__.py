@@ -1,0 +1,1 @@
+"""`sourceward demo`: rotated handwritten digits, in a minute and without a download."""

@@ -1,0 +1,210 @@
+"""Leave one domain out: train on the others, evaluate every method on it, with intervals.
+
+Every (data, target, seed) trains once; all methods use the same weights and features. Target labels count
+right predictions and do nothing else, except in the selection `oracle`, which is named so.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sourceward._util.errors import InputError, unknown_name
+from sourceward.bench.protocol.engines import ENGINES, run_jobs
+from sourceward.bench.protocol.jobs import Job, failed_runs, run_job
+from sourceward.bench.protocol.methods import AUTO, CONTROLS, EBTSA, Method
+from sourceward.bench.protocol.provenance import code_version, versions
+from sourceward.bench.protocol.runs import FORMAT, Folder
+from sourceward.bench.protocol.selection import SELECTIONS
+from sourceward.bench.protocol.summary import summarize
+from sourceward.bench.protocol.training import Training
+from sourceward.data import DomainDataset, open_dataset
+
+OnRun = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a bench runs.
+
+    Args:
+        data: feature files, or raw data; anything `open_dataset` takes.
+        methods: to compare, `none` among them.
+        targets: domains to leave out; when empty, those that the data holds out, or each in turn.
+        seeds: one training each.
+        selection: a name in `SELECTIONS`.
+        training: how.
+        options: of the data's reader.
+    """
+
+    data: tuple[str | DomainDataset, ...]
+    methods: tuple[Method, ...]
+    targets: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    selection: str = "source"
+    training: Training = field(default_factory=Training)
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+def bench(
+    plan: Plan, out: str | Path, *, engine: str = "local", workers: int = 1, on_run: OnRun | None = None
+) -> dict[str, Any]:
+    """Compute the runs that are missing and return the results, ready for JSON.
+
+    Args:
+        plan: what to run.
+        out: folder of runs and models; runs found there are not computed again.
+        engine: `local` or `ray`.
+        workers: processes on this machine.
+        on_run: called with each new run, finished or failed.
+    """
+    if plan.selection not in SELECTIONS:
+        raise unknown_name("selection", plan.selection, SELECTIONS)
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    training = replace(
+        plan.training,
+        last=plan.selection == "last",
+        tune=any(method.auto for method in plan.methods),
+    )
+    plan = replace(plan, training=training)
+    datasets = [open_dataset(data, **dict(plan.options)) for data in plan.data]
+    named = {name_of(data, dataset): dataset for data, dataset in zip(plan.data, datasets)}
+    for dataset in datasets:
+        for own in ({}, *(method.own for method in plan.methods if method.name == EBTSA)):
+            own = {name: value for name, value in own.items() if value != AUTO}
+            replace(training, settings=training.settings | own).fit_settings(dataset.kind)
+    jobs = [
+        job for data, dataset in zip(plan.data, datasets) for job in jobs_of(plan, data, dataset, Path(out))
+    ]
+    if not jobs:
+        raise InputError(f"No data holds out any of {list(plan.targets)}. Leave --targets out to run all.")
+    folder = Folder(Path(out), _configuration(plan, jobs))
+    folder.open()
+    waiting = [left for job in jobs if (left := job.lacking(folder.load)) is not None]
+    if workers > 1 and waiting:
+        with suppress(Exception):  # a worker will report what is wrong, and the rest goes on
+            for dataset in datasets:
+                training.prepare(dataset)
+    failed = _run(waiting, folder, engine, workers, on_run)
+    keys = [job.run_key(target, method) for job in jobs for target, method in job.pairs()]
+    runs = [run for key in keys if (run := folder.load(key)) is not None]
+    labels = {
+        (name, domain): dataset.of_domains([domain]).labels
+        for name, dataset in named.items()
+        for domain in dataset.domain_names
+    }
+    return {
+        "kind": "bench",
+        "format": FORMAT,
+        "settings": _settings(plan, datasets[0].kind),
+        "seeds": list(plan.seeds),
+        "selection": plan.selection,
+        "versions": versions() | {"code": folder.configuration["code"]},
+        "classes": {name: list(dataset.classes) for name, dataset in named.items()},
+        **summarize(plan, jobs, runs, failed, labels),
+    }
+
+
+def _run(
+    waiting: Sequence[Job], folder: Folder, engine: str, workers: int, on_run: OnRun | None
+) -> list[dict[str, Any]]:
+    """Compute and store the runs of jobs; returns those that failed."""
+    failed = []
+    for number, outcome in run_jobs(run_job, waiting, engine, workers):
+        if isinstance(outcome, BaseException):
+            reason = f"The worker was lost ({type(outcome).__name__}); run the same command again."
+            outcome = failed_runs(waiting[number], reason)
+        for run in (_checked(waiting[number], run) for run in outcome):
+            if "failed" in run:
+                failed.append(run)
+            else:
+                folder.store(run)
+            if on_run is not None:
+                on_run(run)
+    return failed
+
+
+def _checked(job: Job, run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run, failed where it was computed by other code than this machine's."""
+    method = next(method for _, method in job.pairs() if method.key == run["method"])
+    if "failed" in run or run["identity"] == job.run_identity(run["target"], method):
+        return run
+    reason = "A worker runs other code of sourceward than this machine; install the same version on both."
+    return {**run, "failed": reason, "unsuitable": False}
+
+
+def jobs_of(plan: Plan, data: str | DomainDataset, dataset: DomainDataset, out: Path) -> list[Job]:
+    """Return the trainings of one dataset: one for each set of left-out domains and each seed."""
+    name, folder = name_of(data, dataset), str((out / "models").absolute())
+    base = Job(data, name, dataset.fingerprint(), (), (), 0, plan.training, folder, plan.options)
+    adapters = tuple(method for method in plan.methods if method.name not in CONTROLS)
+    jobs = []
+    for left_out, targets in leave_out(dataset, plan.targets).items():
+        sources = [name for name in dataset.domain_names if name not in left_out]
+        if not sources:
+            raise InputError(f"No domain is left to train on without {', '.join(left_out)}.")
+        if plan.selection != "leave-one-source-out":
+            held_out = []
+        elif len(sources) > 1:
+            held_out = sources
+        else:
+            raise InputError(
+                "Selection 'leave-one-source-out' needs two sources or more, but without "
+                f"{', '.join(left_out)} there is only {sources[0]!r}. Use --selection source or last."
+            )
+        evaluations = tuple((target, plan.methods) for target in targets)
+        for seed in plan.seeds:
+            jobs.append(replace(base, left_out=left_out, evaluations=evaluations, seed=seed))
+            jobs += [
+                replace(
+                    base,
+                    left_out=(*left_out, source),
+                    evaluations=((source, adapters),),
+                    seed=seed,
+                    for_selection=True,
+                )
+                for source in held_out
+            ]
+    return jobs
+
+
+def leave_out(dataset: DomainDataset, wanted: Sequence[str] = ()) -> dict[tuple[str, ...], list[str]]:
+    """Return the domains that are left out together, and which of them are targets: the wanted ones, of
+    those that the data holds out or of all. Several held-out domains stay held out together: the model of
+    one must not train on another."""
+    possible = dataset.targets or dataset.domain_names
+    for name in wanted:
+        if name not in dataset.domain_names:
+            raise unknown_name("target", name, possible)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for target in possible:
+        if not wanted or target in wanted:
+            groups.setdefault(tuple(sorted({*dataset.targets, target})), []).append(target)
+    return groups
+
+
+def name_of(data: str | DomainDataset, dataset: DomainDataset) -> str:
+    """Return `pacs` for pacs:/path, the file's name without its ending for other data."""
+    spec = dataset.name if isinstance(data, DomainDataset) else data
+    prefix, colon, _ = spec.partition(":")
+    return prefix if colon and "/" not in prefix and len(prefix) > 1 else Path(spec).stem
+
+
+def _configuration(plan: Plan, jobs: Sequence[Job]) -> dict[str, Any]:
+    """Return what two commands that share a folder must agree on; targets, seeds and methods may grow."""
+    return {
+        "format": FORMAT,
+        "code": code_version(),
+        "data": {job.name: job.fingerprint for job in jobs},
+        "selection": plan.selection,
+        "training": plan.training.identity(),
+    }
+
+
+def _settings(plan: Plan, kind: str) -> dict[str, Any]:
+    training = plan.training
+    weights = None if training.weights is None else Path(training.weights).name
+    named = {"backbone": training.backbone, "weights": weights, "freeze": training.freeze}
+    return named | {"preset": training.preset} | training.fit_settings(kind).to_dict()

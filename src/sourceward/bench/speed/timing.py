@@ -1,0 +1,63 @@
+"""Timing: medians with quartiles, memory, and how a cost grows."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def timed(
+    function: Callable[[], Any], device: torch.device, *, repeats: int = 30, seconds: float = 1.0
+) -> dict[str, float]:
+    """Return milliseconds of a call after warming up: median and quartiles of up to `repeats` calls.
+
+    Args:
+        function: what is timed; each call waits for the device.
+        device: where it runs.
+        repeats: at most this many calls, at least 3.
+        seconds: stop after about this long.
+    """
+    for _ in range(2):
+        function()
+    wait(device)
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < 3 or (len(times) < repeats and time.perf_counter() - begin < seconds):
+        start = time.perf_counter()
+        function()
+        wait(device)
+        times.append(1e3 * (time.perf_counter() - start))
+    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
+    return {"median_ms": middle, "low_ms": low, "high_ms": high, "repeats": len(times)}
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def growth(costs: Mapping[int, float]) -> dict[str, float]:
+    """Return the exponent of cost ~ size^exponent (1 is linear), and the factor of a doubling.
+
+    >>> growth({1: 2.0, 2: 4.0, 4: 8.0})
+    {'exponent': 1.0, 'per_doubling': 2.0}
+    """
+    points = [(math.log(size), math.log(cost)) for size, cost in costs.items()]
+    x, y = (statistics.fmean(p[i] for p in points) for i in (0, 1))
+    slope = sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
+    return {"exponent": round(slope, 3), "per_doubling": round(2**slope, 3)}
+
+
+def peak_memory(function: Callable[[], Any], device: torch.device) -> float | None:
+    """Return the MB (2^20 bytes) that a call allocates at most; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    wait(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    function()
+    wait(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20

@@ -1,0 +1,116 @@
+"""The same jobs here, in processes and on a Ray cluster; a worker that dies in the middle."""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sourceward._util.errors import InputError
+from sourceward.bench.protocol.engines import run_jobs
+from sourceward.bench.protocol.jobs import run_job
+from sourceward.bench.protocol.plan import bench
+from tests.bench.protocol.test_plan import feature_file, plan, timeless
+
+
+def double(number):
+    return 2 * number
+
+
+def double_or_die(number):
+    if number == 3:
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * number
+
+
+def run_or_die_once(job):
+    """The job, after killing its own worker when it is run for the first time."""
+    mark = Path(job.folder).parent / "killed"
+    if job.left_out == ("b",) and job.seed == 0 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return run_job(job)
+
+
+def threads(job):
+    import torch
+
+    return torch.get_num_threads()
+
+
+def test_workers_take_no_more_threads_than_were_wanted_for(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr("sourceward.bench.protocol.engines.available_cores", lambda: 16)
+    assert dict(run_jobs(threads, [1, 2], "local", 2)) == {0: 1, 1: 1}
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert dict(run_jobs(threads, [1, 2], "local", 2)) == {0: 8, 1: 8}
+
+
+def test_every_job_comes_back_with_its_number():
+    assert dict(run_jobs(double, [1, 2, 3])) == {0: 2, 1: 4, 2: 6}
+
+
+def test_processes_share_the_work_and_a_lost_one_is_reported():
+    outcomes = dict(run_jobs(double_or_die, [1, 2, 3], "local", 2))
+    assert (outcomes[0], outcomes[1]) == (2, 4)
+    assert isinstance(outcomes[2], Exception)
+
+
+def die_at_zero(number):
+    if number == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * number
+
+
+def test_a_worker_that_dies_takes_no_other_job_along():
+    outcomes = dict(run_jobs(die_at_zero, [1, 0, 2, 3, 4], "local", 2))
+    assert isinstance(outcomes.pop(1), Exception)
+    assert outcomes == {0: 2, 2: 4, 3: 6, 4: 8}
+
+
+def test_bad_input():
+    with pytest.raises(InputError, match="Did you mean 'ray'"):
+        list(run_jobs(double, [1], "rya"))
+    with pytest.raises(InputError, match="`--jobs` to be 1 or more"):
+        list(run_jobs(double, [1], "local", 0))
+
+
+def test_other_code_on_a_worker_is_found(tmp_path, monkeypatch):
+    """Numbers of another version must not be mixed with those of this one."""
+
+    def elsewhere(job):
+        return [run | {"identity": run["identity"] | {"code": "other"}} for run in run_job(job)]
+
+    monkeypatch.setattr("sourceward.bench.protocol.plan.run_job", elsewhere)
+    results = bench(plan(feature_file(tmp_path / "f.npz"), targets=("a",)), tmp_path / "out")
+    assert "other code" in results["failed"][0]["reason"]
+    assert not results["table"]
+
+
+def test_a_ray_cluster_survives_the_death_of_a_worker(tmp_path, monkeypatch):
+    """A bench on two nodes: a worker is killed in the middle, Ray starts its job again, no run is lost."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed (pip install sourceward[ray])")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        same = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        ray.init(cluster.address, log_to_driver=False, runtime_env={"env_vars": same})
+        assert sum(node["Alive"] for node in ray.nodes()) == 2
+        wanted = replace(plan(feature_file(tmp_path / "f.npz")), methods=plan("").methods[1:])
+        here = bench(wanted, tmp_path / "local")
+        monkeypatch.setattr("sourceward.bench.protocol.plan.run_job", run_or_die_once)
+        there = bench(wanted, tmp_path / "ray", engine="ray")
+        assert (tmp_path / "ray" / "killed").exists(), "no worker was killed"
+        assert not there["failed"]
+        assert timeless(there["table"]) == timeless(here["table"])
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
