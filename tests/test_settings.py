@@ -74,7 +74,7 @@ def test_estimator_fit_and_settings_share_their_defaults():
 
 def test_training_settings_by_name():
     assert TrainSettings.of({"chains": 4}) == TrainSettings(chains=4)
-    with pytest.raises(InputError, match="Unknown training setting 'chain'. Did you mean 'chains'"):
+    with pytest.raises(InputError, match=r"Unknown training setting 'chain'\. Did you mean 'chains'"):
         TrainSettings.of({"chain": 4})
     with pytest.raises(InputError, match="`train` to be TrainSettings or a dictionary, but got 3"):
         TrainSettings.of(3)
