@@ -14,7 +14,7 @@ SHORT = [
     "--batch-size",
     "4",
     "--set",
-    "train_steps=2",
+    "train.num_steps=2",
     "--set",
     "num_steps=2",
     "--set",
@@ -60,7 +60,7 @@ def test_from_images_to_a_table_and_the_next_command(run, tmp_path):
     assert (tmp_path / "run/config.json").exists()
 
 
-def test_two_stages_and_the_features_they_end_with(run, tmp_path):
+def test_a_fine_tuned_backbone_and_its_features(run, tmp_path):
     root, bank = image_folder(tmp_path / "images"), tmp_path / "bank.npz"
     stage = ("--set", "finetune.max_iter=3", "--set", "finetune.batch_size=4")
     command = ("fit", root, "--out", tmp_path / "run", *FLAGS, *SHORT, *stage, "--save-features")
@@ -93,12 +93,14 @@ def test_features_need_no_backbone_and_json_is_all_there_is(run, bank, tmp_path)
 
 
 def test_config_file_then_set_then_flag(run, bank, tmp_path):
-    (tmp_path / "c.json").write_text('{"max_iter": 9, "kl": 0.3, "train_steps": 2, "chains": 4}')
+    (tmp_path / "c.json").write_text(
+        '{"max_iter": 9, "kl_weight": 0.3, "train": {"num_steps": 2, "chains": 4}}'
+    )
     options = (
         "--config",
         tmp_path / "c.json",
         "--set",
-        "kl=0.2",
+        "kl_weight=0.2",
         "--max-iter",
         3,
         "--json",
@@ -108,7 +110,7 @@ def test_config_file_then_set_then_flag(run, bank, tmp_path):
     code, out, err = run("fit", bank, "--out", tmp_path / "run", "--target", "c", *options)
     assert code == 0, err
     settings = json.loads(out)["training"]["settings"]
-    assert (settings["max_iter"], settings["kl"], settings["chains"]) == (3, 0.2, 4)
+    assert (settings["max_iter"], settings["kl_weight"], settings["train"]["chains"]) == (3, 0.2, 4)
 
 
 def test_bad_input_is_one_line_and_exit_code_two(run, bank, tmp_path):
@@ -142,7 +144,7 @@ def test_one_huge_value_is_refused(run, bank, tmp_path):
     np.savez(bank, **arrays)
     code, out, err = run("fit", bank, "--out", tmp_path / "run", "--target", "c")
     assert (code, out) == (2, "")
-    assert "squares fit into float32, but `features` spans 1e+30. Rescale" in err
+    assert "squares fit into float32, but the range of `features` is 1e+30. Rescale" in err
     assert not (tmp_path / "run").exists()
 
 
