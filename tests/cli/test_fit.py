@@ -1,11 +1,14 @@
 import json
+import os
+import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from sourceward.cli import main
-from tests.tiny_runs import image_folder, tiny_features
+from tests.tiny_runs import four_features, image_folder, kill_at, tiny_features, weights_of
 
 FLAGS = ["--target", "c", "--backbone", "tiny:conv", "--weights", "none", "--device", "cpu"]
 SHORT = [
@@ -154,3 +157,51 @@ def test_tensorboard_on_request(run, bank, tmp_path):
     code, out, err = run("fit", bank, "--out", tmp_path / "run", *options)
     assert (code, out) == (0, ""), err
     assert list((tmp_path / "run/tensorboard").iterdir())
+
+
+def test_a_training_that_cannot_go_on_is_one_line_and_exit_code_two(run, bank, tmp_path):
+    options = ("--target", "c", "--max-iter", 30, "--set", "learning_rate=1e20", "--device", "cpu")
+    code, out, err = run("fit", bank, "--out", tmp_path / "run", *options, "-q")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert "Lower `learning_rate`" in err
+    assert not (tmp_path / "run/config.json").exists()
+
+
+def test_interrupted_and_given_again_the_command_goes_on(run, bank, tmp_path, monkeypatch):
+    words = ("--target", "c", "--device", "cpu", "-q", *SHORT[:-2], "--max-iter", 65)
+    with monkeypatch.context() as patch:
+        kill_at(patch, 62)
+        assert run("fit", bank, "--out", tmp_path / "run", *words)[0] == 130
+    assert run("evaluate", tmp_path / "run", bank)[0] == 2, "no model yet"
+    assert run("fit", bank, "--out", tmp_path / "run", *words)[0] == 0
+    assert run("fit", bank, "--out", tmp_path / "whole", *words)[0] == 0
+    assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
+
+
+def test_the_expected_gain_is_printed(run, tmp_path):
+    data, path = four_features(), tmp_path / "four.npz"
+    names = np.array(data.domain_names)[data.domains]
+    np.savez(path, features=data.items, label=np.array(data.classes)[data.labels], domain=names)
+    words = ("--target", "d", "--max-iter", 4, "--set", "train.num_steps=2", "--device", "cpu")
+    code, out, err = run("fit", path, "--out", tmp_path / "run", *words)
+    assert code == 0, err
+    shown = " ".join(out.split())
+    assert "leave-one-domain-out validation" in shown
+    assert "Not estimated" not in shown
+
+
+def test_killed_by_the_system_the_command_goes_on_to_the_same_weights(run, bank, tmp_path):
+    words = [str(word) for word in (*SHORT[:-2], "--target", "c", "--device", "cpu", "-q", "--max-iter", 400)]
+    command = [sys.executable, "-m", "sourceward", "fit", str(bank), "--out", str(tmp_path / "run"), *words]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    while not (tmp_path / "run/heads.safetensors").exists() and process.poll() is None:
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "run/config.json").exists()
+    for name in ("run", "whole"):
+        assert run("fit", bank, "--out", tmp_path / name, *words)[0] == 0
+    assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }
