@@ -129,7 +129,7 @@ def _fit(
         classifier, tuned = finetune(data, backbone, context, context.settings.finetune)
         processes.wait()
         if processes.is_main:
-            tuned_backbone = classifier.backbone.eval().requires_grad_(False)
+            tuned_backbone: Any = classifier.backbone.eval().requires_grad_(False)
             model = _on_trained(sources, data, start, tuned_backbone, context, info, tuned)
     elif processes.is_main:
         model = _on_frozen(sources, backbone, context, info)
