@@ -37,3 +37,13 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "images"
     fit_tiny(tiny_images(), out)
     return out
+
+
+@pytest.fixture(scope="session")
+def joint_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the recipe `joint`."""
+    from tests.tiny_runs import fit_tiny, tiny_images
+
+    out = tmp_path_factory.mktemp("runs") / "joint"
+    fit_tiny(tiny_images(), out, settings={"recipe": "joint"})
+    return out

@@ -1,4 +1,4 @@
-"""One source alone practises on shifts of its own."""
+"""A single source takes its negatives from shifts of its own samples."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,9 @@ import torch
 
 from sourceward._util.storage import tensor_hash
 from sourceward.data.features import corrupted_features
+from sourceward.data.feeds import ResidentFeed
 from sourceward.data.loading import Resident
-from sourceward.fitting import arrange
-from sourceward.training.loop import ResidentFeed
+from sourceward.data.split import split_sources
 from tests.tiny_runs import (
     fit_tiny,
     tiny_features,
@@ -16,18 +16,18 @@ from tests.tiny_runs import (
     tiny_texts,
 )
 
-LONE = {"image_size": 32, "components": 16}
+LONE = {"image_size": 32, "train.components": 16}
 
 
-@pytest.mark.parametrize("options", [{}, {"freeze": True}], ids=["two-stage", "frozen"])
-def test_a_lone_source_practises_on_corrupted_copies(options, tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"freeze": True}], ids=["fine-tuned", "frozen"])
+def test_negatives_of_images_are_corrupted_copies(options, tmp_path, monkeypatch):
     seen = []
     draw = ResidentFeed.__call__
     monkeypatch.setattr(ResidentFeed, "__call__", lambda self, g: seen.append(self.shifted) or draw(self, g))
     model = fit_tiny(tiny_images(), tmp_path / "run", target=("b", "c"), settings=LONE, **options)
     assert model.sources == ("a",)
     feature, label = seen[-1]
-    count = 4 * arrange(tiny_images().of_domains("a"))[1][-1].stop
+    count = 4 * split_sources(tiny_images().of_domains("a"))[1][-1].stop
     assert feature.shape == (count, 16)
     assert label.shape == (count,)
     noisy = fit_tiny(
@@ -38,7 +38,7 @@ def test_a_lone_source_practises_on_corrupted_copies(options, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("data", [tiny_texts, tiny_features], ids=["texts", "features"])
-def test_a_lone_source_without_images_practises_on_noise(data, tmp_path):
+def test_negatives_of_other_data_are_noise(data, tmp_path):
     model = fit_tiny(data(), tmp_path / "run", target=("b", "c"))
     assert model.sources == ("a",)
     assert np.isfinite(model.predict_proba(data().items[:3])).all()

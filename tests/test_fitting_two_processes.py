@@ -5,12 +5,12 @@ import torch
 
 from sourceward._util.storage import tensor_hash
 from sourceward.training.finetune import FineTuner
-from sourceward.training.loop import Trainer
+from sourceward.training.trainer import Trainer
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
 
 
 def work(data, out, learner, settings, kill_at):
-    """What each process does: fit, and write down a hash of its parameters and one of the labels it drew."""
+    """Fit in one process, and write a hash of its parameters and one of the labels that it drew."""
     torch.set_num_threads(1)
     step, drawn = learner.step, []
 
@@ -32,7 +32,8 @@ def work(data, out, learner, settings, kill_at):
     except KeyboardInterrupt:
         return
     rank = torch.distributed.get_rank()
-    hashes = tensor_hash(dict(model.network.named_parameters())), tensor_hash({"drawn": torch.stack(drawn)})
+    labels = {"drawn": torch.stack(drawn)} if drawn else {}
+    hashes = tensor_hash(dict(model.network.named_parameters())), tensor_hash(labels)
     out.with_name(f"{out.name}-{rank}.txt").write_text(" ".join(hashes))
 
 
@@ -52,7 +53,16 @@ def test_own_batches_and_one_set_of_weights(recipe, learner, tmp_path):
 
 
 def test_killed_and_resumed_ends_with_the_same_bits(tmp_path):
-    whole = launch(tiny_features, tmp_path / "whole")
-    assert launch(tiny_features, tmp_path / "torn", kill_at=8) == []
+    settings = {"recipe": "joint"}  # each process has class centres and a replay buffer of its own
+    whole = launch(tiny_images, tmp_path / "whole", settings=settings)
+    assert launch(tiny_images, tmp_path / "torn", settings=settings, kill_at=8) == []
     assert (tmp_path / "torn/checkpoint.safetensors").exists()
-    assert launch(tiny_features, tmp_path / "torn")[0][0] == whole[0][0]
+    again = launch(tiny_images, tmp_path / "torn", settings=settings)
+    assert again[0][0] == again[1][0] == whole[0][0]
+
+
+def test_features_are_fitted_by_one_process_and_loaded_by_the_other(tmp_path):
+    first, second = launch(tiny_features, tmp_path / "run")
+    assert first[0] == second[0]
+    alone = fit_tiny(tiny_features(), tmp_path / "alone")
+    assert first[0] == tensor_hash(dict(alone.network.named_parameters()))

@@ -53,6 +53,18 @@ def four_domains() -> DomainDataset:
     return replace(tiny_images(), domains=np.arange(54) % 4, domain_names=("a", "b", "c", "d"))
 
 
+def four_features() -> DomainDataset:
+    """Features in four domains: three sources and the target `d`."""
+    data = four_domains()
+    shift = np.array([0.0, 1.0, -1.0, 2.0], dtype=np.float32)[data.domains]
+    return replace(
+        tiny_features(),
+        items=tiny_features().items + shift[:, None],
+        domains=data.domains,
+        domain_names=data.domain_names,
+    )
+
+
 def image_folder(root: Path) -> Path:
     """The same kind of images as files, <root>/<domain>/<class>/<n>.png."""
     rng = np.random.default_rng(0)
@@ -112,6 +124,23 @@ def fit_tiny(data: object, out: Path, **options: object) -> Model:
 
 def weights_of(folder):
     return tensor_hash(load_file(folder / "model.safetensors"))
+
+
+def kill_after(monkeypatch, count, *learners):
+    """All trainings together stop as if killed after so many steps."""
+    taken = []
+
+    def watched(step):
+        def killed(self, feed):
+            if len(taken) == count:
+                raise KeyboardInterrupt
+            taken.append(self)
+            return step(self, feed)
+
+        return killed
+
+    for learner in learners:
+        monkeypatch.setattr(learner, "step", watched(learner.step))
 
 
 def kill_at(monkeypatch, iteration, learner=Trainer):

@@ -1,8 +1,8 @@
 """`fit`: from a dataset to a model folder.
 
-    fit("photos/", out="run", target="sketch")                    fine-tunes the backbone, then heads and energies
-    fit("photos/", out="run", target="sketch", freeze=True)       trains heads and energies on its features
-    fit("features.npz", out="run")                                needs no backbone
+    fit("photos/", out="run", target="sketch")                fine-tunes the backbone, then heads and energies
+    fit("photos/", out="run", target="sketch", freeze=True)   trains heads and energies on its features
+    fit("features.npz", out="run")                            needs no backbone
 
 Run the same call again after a kill, and it goes on to the same bits; after the end, and it loads the model.
 """
@@ -25,7 +25,18 @@ from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.features import corrupted_features, extract_corrupted, extract_features
 from sourceward.data.loading import SourceData, encode, load_sources
 from sourceward.estimator import EnergyAdapter
-from sourceward.fitting_checks import check_settings, configuration_of, make_backbone, select_sources
+from sourceward.fitting_checks import (
+    FROZEN_TTA,
+    TRAINED_TTA,
+    check_settings,
+    chooses,
+    configuration_of,
+    make_backbone,
+    select_sources,
+    training_rows,
+    tta_candidates,
+    validation_rows,
+)
 from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.projection import Projected
@@ -38,10 +49,6 @@ from sourceward.training.run_folder import Context, RunFolder, open_board, softw
 from sourceward.validation.crossfit import crossfit_folds, source_statistics
 from sourceward.validation.folds import MIN_SOURCES, Fold, Source
 from sourceward.validation.frozen import FrozenSources, source_amplitudes
-
-FROZEN_TTA = ("fourier",)
-TRAINED_TTA = ("hflip+crop+adain", "rotate", "hflip+crop", "hflip")
-"""Sets of transforms that leave-one-domain-out validation chooses from."""
 
 
 def fit(
@@ -122,7 +129,7 @@ def _fit(
         classifier, tuned = finetune(data, backbone, context, context.settings.finetune)
         processes.wait()
         if processes.is_main:
-            tuned_backbone = classifier.backbone.eval().requires_grad_(False)
+            tuned_backbone: Any = classifier.backbone.eval().requires_grad_(False)
             model = _on_trained(sources, data, start, tuned_backbone, context, info, tuned)
     elif processes.is_main:
         model = _on_frozen(sources, backbone, context, info)
@@ -150,7 +157,9 @@ def _joint(data: SourceData, backbone: Backbone, context: Context, info: dict[st
     adapter = _estimator(context)
     adapter.start(data.dataset.domain_names, np.array(data.dataset.classes), backbone.dim)
     adapter.set_network(network.eval().requires_grad_(False), settings.adapt())
-    network.amplitudes = source_amplitudes(*_training_rows(data.dataset, settings), backbone, context.device)
+    network.amplitudes = source_amplitudes(
+        data.dataset, training_rows(data.dataset, settings), backbone, context.device
+    )
     network.feature_statistics = source_statistics(backbone, data.samples, data.train)
     info["cost"], info["expected_gain"] = {"joint": cost}, None
     info["metrics"] = scores | {"seconds": context.seconds()}
@@ -177,12 +186,11 @@ def _on_trained(
         rows = slice(0, data.train[-1].stop)
         changed = corrupted_features(backbone, data.samples, rows, context.seed).cpu()
         shifted = changed, labels[rows].repeat(len(EXTRA_CORRUPTIONS))
-    _, rows_of = _training_rows(sources, settings)
-    amplitudes = source_amplitudes(sources, rows_of, backbone, context.device)
+    amplitudes = source_amplitudes(sources, training_rows(sources, settings), backbone, context.device)
     statistics = source_statistics(backbone, data.samples, data.train)
-    transforms = _candidates(settings, sources, TRAINED_TTA, statistics is not None)
+    transforms = tta_candidates(settings, sources, TRAINED_TTA, statistics is not None)
     folds = None
-    if settings.crossfit and _chooses(settings, transforms) and len(parts) >= MIN_SOURCES:
+    if settings.crossfit and chooses(settings, transforms) and len(parts) >= MIN_SOURCES:
         single = [*dict.fromkeys(name for names in transforms for name in names.split("+"))]
         folds = crossfit_folds(sources, start, context, single, amplitudes)
     model = _fit_adapter(sources, parts, shifted, context, info, folds, transforms if folds else ())
@@ -201,8 +209,8 @@ def _on_frozen(
 ) -> Model:
     """An `EnergyAdapter` on features as they are: of a frozen backbone, or given."""
     settings, meter = context.settings, Meter(context.device)
-    _, rows = _training_rows(sources, settings)
-    validation_rows = _validation_rows(sources, settings)
+    rows = training_rows(sources, settings)
+    unseen = validation_rows(sources, settings)
     if backbone is not None:
         backbone = backbone.to(context.device).eval().requires_grad_(False)
     amplitudes = source_amplitudes(sources, rows, backbone, context.device)
@@ -212,14 +220,14 @@ def _on_frozen(
         part = sources.select(np.concatenate(list(rows)))
         changed = extract_corrupted(part, backbone, context.device, context.seed, context.progress)
         shifted = torch.from_numpy(changed), torch.from_numpy(part.labels).repeat(len(EXTRA_CORRUPTIONS))
-    transforms = _candidates(settings, sources, FROZEN_TTA, False)
-    folds = frozen.folds(transforms) if _chooses(settings, transforms) else None
+    transforms = tta_candidates(settings, sources, FROZEN_TTA, False)
+    folds = frozen.folds(transforms) if chooses(settings, transforms) else None
     model = _fit_adapter(sources, frozen.sources(), shifted, context, info, folds, transforms)
     model.network.amplitudes = amplitudes
     if backbone is not None:
         _attach(model.network, backbone, context.device)
     names, feature, label = sources.domain_names, frozen.feature, frozen.label
-    scores = _validation_scores(model, ((n, feature[r], label[r]) for n, r in zip(names, validation_rows)))
+    scores = _validation_scores(model, ((n, feature[r], label[r]) for n, r in zip(names, unseen)))
     info["cost"] = {"heads": meter.read()}
     info["metrics"] = scores | {"seconds": context.seconds()}
     return model
@@ -289,33 +297,6 @@ def _attach(network: Any, backbone: Backbone, device: torch.device) -> None:
     else:
         network.backbone = backbone
     network.to(device).eval().requires_grad_(False)
-
-
-def _candidates(
-    settings: FitSettings, sources: DomainDataset, sets: Sequence[str], has_statistics: bool
-) -> tuple[str, ...]:
-    """Sets of transforms to choose from; none where transforms are given or the data is no images."""
-    if settings.tta != AUTO or sources.kind != "image" or len(sources.domain_names) < MIN_SOURCES:
-        return ()
-    usable = (names if has_statistics else names.replace("+adain", "") for names in sets)
-    return tuple(dict.fromkeys(usable))
-
-
-def _chooses(settings: FitSettings, transforms: Sequence[str]) -> bool:
-    return settings.num_steps == AUTO or settings.aggregation == "learned" or bool(transforms)
-
-
-def _training_rows(sources: DomainDataset, settings: FitSettings) -> tuple[DomainDataset, list[np.ndarray]]:
-    """The sources, and the rows of each to train on, in the order of the data."""
-    return sources, _by_domain(sources, sources.train_val_indices(settings.validation_fraction)[0])
-
-
-def _validation_rows(sources: DomainDataset, settings: FitSettings) -> list[np.ndarray]:
-    return _by_domain(sources, sources.train_val_indices(settings.validation_fraction)[1])
-
-
-def _by_domain(sources: DomainDataset, rows: np.ndarray) -> list[np.ndarray]:
-    return [rows[sources.domains[rows] == code] for code in range(len(sources.domain_names))]
 
 
 def _validation_scores(model: Model, parts: Any) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Checks and preparations of `fit`, before any work."""
+"""What `fit` decides before any work: sources, backbone, rows, candidates, and what it refuses."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sourceward._util.devices import Processes
@@ -17,6 +18,11 @@ from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbon
 from sourceward.settings import AUTO
 from sourceward.training.configuration import NONE, FitSettings
 from sourceward.validation.crossfit import statistics_layers
+from sourceward.validation.folds import MIN_SOURCES
+
+FROZEN_TTA = ("fourier",)
+TRAINED_TTA = ("hflip+crop+adain", "rotate", "hflip+crop", "hflip")
+"""Sets of transforms that leave-one-domain-out validation chooses from."""
 
 
 def select_sources(dataset: DomainDataset, target: str | Sequence[str], allow_missing: bool) -> DomainDataset:
@@ -74,14 +80,14 @@ def _check_shifts(
         return
     if trains and settings.recipe == "joint":
         raise InputError(
-            "With one source, the recipe 'joint' takes negatives from noise only: set `shifts=noise`, or leave "
-            "`recipe=two-stage`."
+            "With one source, the recipe 'joint' takes negatives from noise only: set `shifts=noise`, or "
+            "leave `recipe=two-stage`."
         )
     size = getattr(backbone.preprocessing, "size", (SMALLEST_SIDE, SMALLEST_SIDE))
     if min(size) < SMALLEST_SIDE:
         raise InputError(
-            f"Images of {min(size)} pixels are too small to corrupt for the negatives of a single source: set "
-            f"`image_size={SMALLEST_SIDE}` or more, or `shifts=noise`."
+            f"Images of {min(size)} pixels are too small to corrupt for the negatives of a single source: "
+            f"set `image_size={SMALLEST_SIDE}` or more, or `shifts=noise`."
         )
 
 
@@ -112,3 +118,32 @@ def configuration_of(
             "settings": settings.to_dict(),
         },
     }
+
+
+def tta_candidates(
+    settings: FitSettings, sources: DomainDataset, sets: Sequence[str], has_statistics: bool
+) -> tuple[str, ...]:
+    """Sets of transforms to choose from; none where transforms are given or the data is no images."""
+    if settings.tta != AUTO or sources.kind != "image" or len(sources.domain_names) < MIN_SOURCES:
+        return ()
+    usable = (names if has_statistics else names.replace("+adain", "") for names in sets)
+    return tuple(dict.fromkeys(usable))
+
+
+def chooses(settings: FitSettings, transforms: Sequence[str]) -> bool:
+    """Whether leave-one-domain-out validation has anything to choose."""
+    return settings.num_steps == AUTO or settings.aggregation == "learned" or bool(transforms)
+
+
+def training_rows(sources: DomainDataset, settings: FitSettings) -> list[np.ndarray]:
+    """The rows of each source to train on, in the order of the data."""
+    return _by_domain(sources, sources.train_val_indices(settings.validation_fraction)[0])
+
+
+def validation_rows(sources: DomainDataset, settings: FitSettings) -> list[np.ndarray]:
+    """The rows of each source to validate on."""
+    return _by_domain(sources, sources.train_val_indices(settings.validation_fraction)[1])
+
+
+def _by_domain(sources: DomainDataset, rows: np.ndarray) -> list[np.ndarray]:
+    return [rows[sources.domains[rows] == code] for code in range(len(sources.domain_names))]

@@ -95,8 +95,8 @@ def test_adapters_show_what_they_need_from_a_deployment(run):
 def test_presets_show_where_each_value_comes_from(run):
     lines = run("presets", "office-home-resnet18").stdout.splitlines()
     sources = {line.split()[0]: " ".join(line.split()[2:]) for line in lines[2:]}
-    assert sources["backbone_rate"] == "paper's table"
-    assert sources["weight_decay"] == "released code"
+    assert sources["backbone_learning_rate"] == "paper's table"
+    assert sources["train.weight_decay"] == "released code"
     assert "100 in the paper's table" in sources["step_size"]
     every = run("presets", "office").stdout
     assert "paper's table: --backbone=timm:resnet50 " in every

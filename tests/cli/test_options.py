@@ -6,13 +6,14 @@ import json
 import sys
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from sourceward import fit, open_dataset
 from sourceward.cli import main
 from sourceward.cli.options import Option
 from sourceward.data.table import read_table
-from tests.bench.test_protocol import feature_file
+from tests.helpers import make_domains
 from tests.tiny_runs import NAMED, TINY, fit_tiny, text_table, tiny_texts
 
 FLAGS = [part for text in NAMED for part in ("--option", text)]
@@ -34,6 +35,13 @@ def run(monkeypatch, capsys):
         return (code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def features(tmp_path):
+    X, y, domain = make_domains(rows=24, dim=4, classes=2)
+    np.savez(tmp_path / "f.npz", features=X, label=y, domain=domain)
+    return tmp_path / "f.npz"
 
 
 @pytest.fixture
@@ -152,8 +160,8 @@ def test_what_many_trainings_set_themselves_is_refused(command, typed, message, 
         (("--adapters", "ebtsa:sampler=langvin"), "Did you mean 'langevin'"),
     ],
 )
-def test_wrong_options_are_refused_before_the_training(typed, message, run, tmp_path):
-    code, out, err = run("bench", feature_file(tmp_path / "f.npz"), "--out", tmp_path / "out", *typed)
+def test_wrong_options_are_refused_before_the_training(typed, message, run, features, tmp_path):
+    code, out, err = run("bench", features, "--out", tmp_path / "out", *typed)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert message in err
     assert not (tmp_path / "out").exists()

@@ -64,7 +64,7 @@ def test_names_instead_of_codes(tmp_path):
     assert [p.kind for p in data.problems] == ["missing_class", "missing_class"]
 
 
-def test_labels_from_one_are_moved_and_said_to_be(tmp_path):
+def test_one_based_labels_are_shifted_and_reported(tmp_path):
     data = open_dataset(save(tmp_path / "b.npz", label=np.arange(12) % 2 + 1))
     assert data.labels.min() == 0
     assert "one_based_labels" in {p.kind for p in data.problems}

@@ -61,7 +61,7 @@ def test_geometry_goes_the_right_distance():
     assert slope == pytest.approx(15, abs=2)
 
 
-def test_a_view_is_a_convex_mixture_and_each_sample_draws_its_own(monkeypatch):
+def test_augmix_is_a_convex_mixture_and_each_sample_draws_its_own(monkeypatch):
     images = pixels(6)
     view = augmix(images, generator=make_generator(1))
     assert torch.equal(view, augmix(images, generator=make_generator(1)))

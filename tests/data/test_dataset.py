@@ -33,7 +33,7 @@ def test_select_keeps_rows_together():
     assert np.array_equal(picked.labels, data.labels[[5, 2]])
 
 
-def test_domains_are_renumbered_in_the_order_asked_for():
+def test_domains_are_renumbered_in_the_given_order():
     data = toy()
     two = data.of_domains(["c", "a"])
     assert two.domain_names == ("c", "a")

@@ -1,39 +1,80 @@
-"""Features on disk: computed once, whoever asks."""
+"""Features of a frozen backbone: computed once and cached on disk."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 import torch
 
-from sourceward.data import features
-from sourceward.data.features import extract_features
+from sourceward.data import cache_folder, features
+from sourceward.data.features import extract_amplitude_mixed, extract_corrupted, extract_features
 from sourceward.nn.backbones import create_backbone
 from tests.tiny_runs import tiny_images
 
+CPU = torch.device("cpu")
 
-def test_what_one_computes_another_waits_for(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    calls = []
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The calls that compute features."""
+    calls, encode = [], features.encode
 
     def slowly(*rest):
         calls.append(rest)
         time.sleep(0.2)
         return encode(*rest)
 
-    encode = features.encode
-    monkeypatch.setattr("sourceward.data.features.encode", slowly)
-    data, backbone = tiny_images().of_domains("a"), create_backbone("tiny:conv")
+    monkeypatch.setattr(features, "encode", slowly)
+    return calls
+
+
+@pytest.fixture
+def backbone():
+    return create_backbone("tiny:conv", weights=None, image_size=32)
+
+
+def test_what_one_computes_another_waits_for(encoded, backbone):
+    data = tiny_images().of_domains("a")
     with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(extract_features, data, backbone, torch.device("cpu"), False) for _ in range(3)]
-        found = [one.result().items for one in asked]
-    assert len(calls) == 1
+        futures = [pool.submit(extract_features, data, backbone, CPU, False) for _ in range(3)]
+        found = [future.result().items for future in futures]
+    assert len(encoded) == 1
     for one in found[1:]:
         np.testing.assert_array_equal(one, found[0])
 
 
-def test_a_cache_that_cannot_be_locked_costs_time_and_nothing_else(tmp_path, monkeypatch):
-    (tmp_path / "sourceward").write_text("a file where the folder should be")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    data, backbone = tiny_images().of_domains("a"), create_backbone("tiny:conv")
-    assert extract_features(data, backbone, torch.device("cpu"), False).items.shape == (18, 128)
+def test_a_torn_file_is_computed_again(encoded, backbone):
+    data = tiny_images().of_domains("a")
+    first = extract_features(data, backbone, CPU, False).items
+    (file,) = (cache_folder() / "features").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:100])
+    np.testing.assert_array_equal(extract_features(data, backbone, CPU, False).items, first)
+    assert len(encoded) == 2
+
+
+def test_changed_copies_are_cached_by_what_changed_them(encoded, backbone):
+    data = tiny_images().of_domains("a")
+    amplitudes = torch.rand(2, 3, 32, 17, generator=torch.Generator().manual_seed(0))
+    toward = np.arange(len(data)) % 2
+
+    def mixed(amplitudes, toward):
+        return extract_amplitude_mixed(data, backbone, amplitudes, toward, CPU, False)
+
+    first = mixed(amplitudes, toward)
+    np.testing.assert_array_equal(mixed(amplitudes, toward), first)
+    assert len(encoded) == 1
+    assert not np.array_equal(mixed(amplitudes, 1 - toward), first)
+    assert not np.array_equal(mixed(2 * amplitudes, toward), first)
+    one, other = (extract_corrupted(data, backbone, CPU, seed, False) for seed in (0, 1))
+    assert one.shape == other.shape == (4 * len(data), backbone.dim)
+    assert not np.array_equal(one, other)
+
+
+def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(tmp_path, monkeypatch, encoded, backbone):
+    (tmp_path / "file").write_text("a file where the folder should be")
+    monkeypatch.setenv("SOURCEWARD_CACHE", str(tmp_path / "file"))
+    data = tiny_images().of_domains("a")
+    for _ in range(2):
+        assert extract_features(data, backbone, CPU, False).items.shape == (18, 128)
+    assert len(encoded) == 2

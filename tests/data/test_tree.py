@@ -62,7 +62,7 @@ def test_links_in_a_circle_end(folder):
     assert len(read_tree(folder).files) == 24
 
 
-def test_a_compressed_or_torn_tar_says_what_to_do(folder, tmp_path):
+def test_a_compressed_or_truncated_tar_is_refused(folder, tmp_path):
     path = tmp_path / "packed.tar"
     with tarfile.open(path, "w:gz") as tar:
         tar.add(folder, "Top")

@@ -145,9 +145,9 @@ BAD_FIT = {
     "one dimension": (X[0], Y, {}, "Expected 2D array"),
     "NaN label": (X, np.where(Y == 1, np.nan, Y), {}, "y contains NaN"),
     "numbers for labels": (X, X[:, 0], {}, "Unknown label type: continuous"),
-    "identical rows": (np.ones((120, 6)), Y, {}, "Every row of X is the same"),
-    "tiny": (1e-20 * X, Y, {}, "X spans 2e-19. Rescale X"),
-    "huge": (1e20 * X, Y, {}, "X spans 2e.21. Rescale X"),
+    "identical rows": (np.ones((120, 6)), Y, {}, "All rows of X are equal"),
+    "tiny": (1e-20 * X, Y, {}, "the range of X is 2e-19. Rescale X"),
+    "huge": (1e20 * X, Y, {}, "the range of X is 2e.21. Rescale X"),
     "domains of wrong length": (X, Y, {"sample_domain": SOURCE[:-1]}, r"but got shape \(119,\)"),
     "domains in a table": (X, Y, {"sample_domain": SOURCE[:, None]}, r"but got shape \(120, 1\)"),
     "one sample in a source": (X, Y, {"sample_domain": [9] + [0] * 119}, "Source 9 has one sample"),
@@ -202,7 +202,9 @@ def test_bad_settings_of_a_fitted_estimator_are_refused(est, name):
 
 def test_cuda_without_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match=r"'cuda:0' was asked for, but no CUDA device is here. Use 'cpu'"):
+    with pytest.raises(
+        InputError, match=r"'cuda:0' was requested, but no CUDA device is available. Use 'cpu'"
+    ):
         quick(device="cuda:0").fit(X, Y)
     assert quick(device="auto", max_iter=2).fit(X, Y).network_.scale.device.type == "cpu"
 

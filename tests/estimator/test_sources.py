@@ -47,7 +47,7 @@ def test_negative_numbers_are_targets_and_left_out(dtype):
 def test_parts_hold_the_rows_of_their_source_in_order():
     source = np.array([1, 1, 0, 0, 1, 0])
     parts = split_sources(X, Y, source, ["a", "b"], np.array([0, 1]), allow_missing=False)
-    for number, (feature, label) in enumerate(parts):
+    for number, (feature, label, *_) in enumerate(parts):
         assert np.array_equal(feature.numpy(), X[source == number])
         assert np.array_equal(label.numpy(), Y[source == number])
 

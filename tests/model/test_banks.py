@@ -1,15 +1,17 @@
+"""Feature files of a model's backbone."""
+
 import numpy as np
 import pytest
 
 from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
-from sourceward.fitting import arrange
+from sourceward.data.split import split_sources
 from sourceward.model import load
 from sourceward.model.banks import save_features
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
 
 
-def test_a_bank_is_a_dataset_of_what_the_heads_saw(tiny_run, tmp_path):
+def test_a_feature_file_is_a_dataset_of_what_the_heads_were_fitted_to(tiny_run, tmp_path):
     model, data = load(tiny_run, "cpu"), tiny_images()
     save_features(model, data, tmp_path / "bank.npz")
     bank = open_dataset(tmp_path / "bank.npz")
@@ -20,12 +22,13 @@ def test_a_bank_is_a_dataset_of_what_the_heads_saw(tiny_run, tmp_path):
     raw = model.network.raw(model.features(data.items)).numpy()
     np.testing.assert_allclose(bank.items, raw, rtol=2e-3, atol=1e-3)
     held = {bank.ids[row] for row in bank.without("c").train_val_indices()[1]}
-    assert len(held) == arrange(data.without("c"))[2][-1].stop - arrange(data.without("c"))[1][-1].stop
+    _, train, val = split_sources(data.without("c"))
+    assert len(held) == val[-1].stop - train[-1].stop
     fit_tiny(bank, tmp_path / "again")
 
 
 def test_projected_features(tmp_path):
-    model = fit_tiny(tiny_images(), tmp_path / "run", settings={"components": 8})
+    model = fit_tiny(tiny_images(), tmp_path / "run", settings={"train.components": 8})
     save_features(model, tiny_images(), tmp_path / "bank.npz")
     assert open_dataset(tmp_path / "bank.npz").items.shape[1] == 8
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sourceward.estimator import ExpectedGain
 from sourceward.model.card import expected_gain_text, model_card
+from sourceward.validation.expected_gain import ExpectedGain
 from tests.words import old_words
 
 

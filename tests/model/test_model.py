@@ -1,3 +1,5 @@
+"""A model folder: it loads anywhere, predicts every form of input, and evaluates."""
+
 import json
 import shutil
 
@@ -11,6 +13,7 @@ from sourceward._util.errors import InputError
 from sourceward._util.storage import tensor_hash
 from sourceward.adaptation import STATUS_TEXT
 from sourceward.model import Model, evaluate
+from sourceward.model import model as model_module
 from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_images, tiny_texts
 
 
@@ -42,7 +45,7 @@ def test_saved_again_it_is_the_same_folder(model, tiny_run, tmp_path):
         assert (tmp_path / "again" / name).read_text() == (tiny_run / name).read_text()
 
 
-def test_a_prediction_tells_what_stands_behind_it(model):
+def test_a_prediction_and_its_details(model):
     images = torch.from_numpy(target(tiny_images()).items[:3])
     answers = model.predict(images)
     adapted = model.adapt(images)
@@ -50,12 +53,12 @@ def test_a_prediction_tells_what_stands_behind_it(model):
     first = answers[0]
     assert first.label == model.classes[adapted.probabilities[0].argmax()]
     assert first.probability == pytest.approx(adapted.probabilities[0].max())
-    assert first.votes.keys() == first.energy_before.keys() == first.energy_after.keys() == {"a", "b"}
+    assert first.source_labels.keys() == first.energy_before.keys() == first.energy_after.keys() == {"a", "b"}
     assert first.status in STATUS_TEXT
     assert all(first.energy_after[name] <= first.energy_before[name] for name in ("a", "b"))
 
 
-def test_every_form_of_an_image_gives_one_answer(model, tmp_path):
+def test_every_form_of_an_image_gives_the_same_prediction(model, tmp_path):
     root = image_folder(tmp_path / "images")
     paths = sorted(root.glob("c/*/*.png"))[:4]
     arrays = [np.asarray(Image.open(path)) for path in paths]
@@ -74,39 +77,53 @@ def test_every_form_of_an_image_gives_one_answer(model, tmp_path):
 
 
 def test_images_are_decoded_a_chunk_ahead_and_no_further(model, tmp_path, monkeypatch):
-    """As `adapt` does on CUDA."""
     paths = sorted(image_folder(tmp_path / "images").glob("*/*/*.png"))
+    model = model.with_tta("hflip")  # one chunk after the other, as on CUDA
     expected = model.adapt(paths)
     monkeypatch.setattr("sourceward.model.model.rows_per_pass", lambda device: 4)
     read, done, most = [], 0, 0
-    pixels, adapt_images = model._pixels, model.adapt_images
+    read_images, adapt_images = model_module.read_images, Model.adapt_images
 
-    def noted(chunk):
-        read.append(len(chunk))
-        return pixels(chunk)
+    def noted(items, geometry):
+        read.append(len(items))
+        return read_images(items, geometry)
 
-    def answered(images, *options):
+    def adapted(self, images, *options):
         nonlocal done, most
         done, most = done + len(images), max(most, sum(read) - done)
-        return adapt_images(images, *options)
+        return adapt_images(self, images, *options)
 
-    monkeypatch.setattr(model, "_pixels", noted)
-    monkeypatch.setattr(model, "adapt_images", answered)
-    ours = model._adapt_ahead(paths, None, None)
+    monkeypatch.setattr(model_module, "read_images", noted)
+    monkeypatch.setattr(Model, "adapt_images", adapted)
+    ours = model.adapt(paths)
     assert (sum(read), done) == (len(paths), len(paths))
-    assert most <= 8  # the one at hand, and the next
+    assert most <= 8  # this chunk and the next
     np.testing.assert_allclose(ours.probabilities, expected.probabilities, atol=1e-5)
     assert len(ours.status) == len(paths)
 
 
-def test_an_image_that_cannot_be_read_is_named_while_reading_ahead(model, tmp_path):
+@pytest.mark.parametrize("tta", ["", "hflip"])
+def test_an_image_that_cannot_be_read_is_named(model, tmp_path, tta):
     paths = sorted(image_folder(tmp_path / "images").glob("*/*/*.png"))
     paths[40].write_text("no image")
     with pytest.raises(InputError, match=f"but '{paths[40]}' cannot be read"):
-        model._adapt_ahead(paths, None, None)
+        model.with_tta(tta).adapt(paths)
 
 
-def test_features_of_the_backbone_are_welcome(model):
+@pytest.mark.parametrize("tta", ["", "hflip+adain"])
+def test_a_prediction_does_not_depend_on_its_batch(model, tta):
+    """But for the last bits of the backbone, which convolves a batch at a time."""
+    images, model = torch.from_numpy(tiny_images().items[:20]), model.with_tta(tta)
+    whole = model.adapt(images, num_steps=0).probabilities
+    alone = np.concatenate([model.adapt(image[None], num_steps=0).probabilities for image in images])
+    np.testing.assert_allclose(alone, whole, atol=1e-5)
+    raw = model.network.raw(model.features(images)).numpy()
+    alone = np.concatenate([model.predict_proba(row[None]) for row in raw])
+    assert np.array_equal(alone, model.predict_proba(raw))
+    assert np.array_equal(model.predict_proba(raw[::-1].copy())[::-1], model.predict_proba(raw))
+
+
+def test_features_of_the_backbone_are_accepted(model):
     images = torch.from_numpy(tiny_images().items[:5])
     features = model.features(images)
     raw = model.network.raw(features)
@@ -120,10 +137,25 @@ def test_predicting_changes_no_parameter(model):
     assert tensor_hash(model.network.state_dict()) == before
 
 
-def test_zero_steps_and_fewer_sources(model):
+def test_zero_steps_are_no_adaptation(model):
     images = torch.from_numpy(tiny_images().items[:5])
-    still = model.adapt(images, num_steps=0)
-    assert set(still.status) == {"not_adapted"}
+    off = model.with_tta("hflip").adapt(images, num_steps=0)
+    assert set(off.status) == {"not_adapted"}
+    none = sw.create_adapter("none")(model.network, model.features(images))
+    assert np.array_equal(off.probabilities, none.probabilities)
+    assert np.array_equal(off.per_source, none.per_source)
+
+
+def test_another_number_of_steps_whatever_was_chosen(model):
+    images = torch.from_numpy(tiny_images().items[:5])
+    assert model.adapt(images, num_steps=7).steps.max() <= 7
+    assert model.settings_for(7).num_steps == 7
+    assert model.settings_for(0) == model.settings.off()
+    assert model.settings.num_steps == 2, "the model itself is as before"
+
+
+def test_fewer_sources(model):
+    images = torch.from_numpy(tiny_images().items[:5])
     alone = model.adapt(images, sources=["b"])
     np.testing.assert_allclose(alone.probabilities, alone.per_source[:, 1], atol=1e-6)
     with pytest.raises(InputError, match="Unknown source 'c'"):
@@ -176,7 +208,7 @@ def test_damaged_folders(copied, tmp_path):
         (copied / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(InputError, match=message):
             sw.load(copied)
-    config["network"]["classes"] = 4
+    config["adapter"]["classes"].append("w")
     (copied / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match="does not fit"):
         sw.load(copied)
@@ -215,19 +247,6 @@ def test_evaluation_is_what_the_predictions_say(model):
     assert set(evaluate(model, data, target=["a", "c"])["domains"]) == {"a", "c"}
 
 
-def test_interval_agrees_with_resampling_rows():
-    from sourceward.functional.bootstrap import paired_draws
-    from sourceward.model.evaluation import _interval
-
-    random = np.random.default_rng(0)
-    change = random.choice([-1, 0, 1], 200, p=[0.1, 0.7, 0.2])
-    rows = random.integers(0, 200, (10_000, 200))
-    direct = _interval(change[rows].mean(1))
-    ours = _interval(paired_draws(change, random, 10_000))
-    assert ours["gain_low"] == pytest.approx(direct["gain_low"], abs=0.01)
-    assert ours["gain_high"] == pytest.approx(direct["gain_high"], abs=0.01)
-
-
 def test_a_class_that_the_model_does_not_know(model):
     from dataclasses import replace
 
@@ -249,7 +268,7 @@ def test_rows_that_are_not_finite_are_not_scored(tmp_path):
 def test_principal_components_travel_with_the_model(data, tmp_path):
     dataset = data()
     options = {"freeze": True} if dataset.kind == "image" else {}
-    trained = fit_tiny(dataset, tmp_path / "run", settings={"components": 4}, **options)
+    trained = fit_tiny(dataset, tmp_path / "run", settings={"train.components": 4}, **options)
     loaded = sw.load(tmp_path / "run", "cpu")
     assert loaded.network.dim == 4
     items = target(dataset).items

@@ -1,4 +1,4 @@
-"""A model that asks about views of an image, too: in predictions, in files, in evaluations."""
+"""Test-time augmentation of a model: the same copies in predictions, in files and in evaluations."""
 
 import csv
 
@@ -9,123 +9,137 @@ from typer.testing import CliRunner
 
 import sourceward as sw
 from sourceward._util.errors import InputError
-from sourceward.adaptation.tta import with_tta
+from sourceward.adaptation.tta import predict_copies
 from sourceward.cli.main import build_app
-from sourceward.data.transforms import TURNS, VIEWS, look
+from sourceward.data.transforms import ANGLES, list_transforms, make_copies
 from sourceward.model import evaluate
-from sourceward.model.card import model_card
-from sourceward.model.evaluation import asked_features
+from sourceward.model.evaluation import dataset_copies
 from tests.tiny_runs import fit_tiny, image_folder, tiny_images, tiny_texts
+
+TARGET = tiny_images().of_domains("c")
+IMAGES = torch.from_numpy(TARGET.items)
+
+
+@pytest.fixture(scope="module")
+def frozen_run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "frozen"
+    fit_tiny(tiny_images(), out, freeze=True)
+    return out
 
 
 @pytest.fixture
 def model(tiny_run):
-    return sw.load(tiny_run, "cpu").with_tta("")
+    return sw.load(tiny_run, "cpu")
 
 
-def images():
-    return torch.from_numpy(tiny_images().of_domains("c").items)
-
-
-def test_the_answer_is_the_mean_over_the_views(model):
-    plain, mirrored = model.adapt(images()), model.adapt(images().flip(-1))
-    both = model.with_tta("flip").adapt(images())
-    np.testing.assert_allclose(
-        both.probabilities, (plain.probabilities + mirrored.probabilities) / 2, atol=1e-6
-    )
-    np.testing.assert_allclose(both.per_source, (plain.per_source + mirrored.per_source) / 2, atol=1e-6)
-    assert np.array_equal(both.energy_after, plain.energy_after)
+def test_the_prediction_is_the_mean_over_the_copies(model):
+    plain, flipped = model.adapt(IMAGES), model.adapt(IMAGES.flip(-1))
+    both = model.with_tta("hflip").adapt(IMAGES)
+    for name in ("probabilities", "per_source"):
+        mean = (getattr(plain, name) + getattr(flipped, name)) / 2
+        np.testing.assert_allclose(getattr(both, name), mean, atol=1e-6)
+    for name in ("energy_before", "energy_after", "features", "status"):
+        assert np.array_equal(getattr(both, name), getattr(plain, name)), name
     assert not np.array_equal(both.probabilities, plain.probabilities)
-    again = model.with_tta("").adapt(images())
-    assert np.array_equal(again.probabilities, plain.probabilities)
 
 
-def test_every_turn_counts_as_much_as_the_image(model):
-    pictures = [images(), *look(images(), VIEWS["turn"])]
-    expected = np.mean([model.predict_proba(picture) for picture in pictures], axis=0)
-    assert len(pictures) == 1 + len(TURNS)
-    np.testing.assert_allclose(model.with_tta("turn").predict_proba(images()), expected, atol=1e-6)
+def test_a_model_with_other_transforms_is_a_new_one(model):
+    before = model.predict_proba(IMAGES)
+    other = model.with_tta("hflip+grayscale")
+    assert (model.tta, other.tta) == ("", "hflip+grayscale")
+    assert other.network is model.network
+    assert np.array_equal(model.predict_proba(IMAGES), before)
+    assert np.array_equal(other.with_tta("").predict_proba(IMAGES), before)
 
 
-def test_an_answer_does_not_depend_on_its_batch(model):
-    model.with_tta("flip+gray")
-    whole = model.predict_proba(images()[:5])
-    alone = np.concatenate([model.predict_proba(image[None]) for image in images()[:5]])
-    np.testing.assert_allclose(whole, alone, atol=2e-3)  # last bits of a backbone are keys of the noise
+def test_transforms_are_saved_with_the_model(model, tmp_path):
+    other = model.with_tta("grayscale+rotate")
+    other.save(tmp_path / "other")
+    again = sw.load(tmp_path / "other", "cpu")
+    assert again.tta == "grayscale+rotate"
+    assert np.array_equal(again.predict_proba(IMAGES), other.predict_proba(IMAGES))
+    card = (tmp_path / "other/README.md").read_text()
+    assert "Test-time augmentation: grayscale and rotate (" in card
 
 
-def test_a_fit_keeps_the_styles_of_its_sources(model, tiny_run):
-    data, styles = tiny_images(), model.network.amplitudes
-    assert styles.shape == (2, 3, *np.fft.rfft2(np.zeros(images().shape[-2:])).shape)
-    shown = np.abs(np.fft.rfft2(data.of_domains("a").items[:1] / 255))
-    assert abs(styles[0, 0, 0, 0].item() / shown[0, 0, 0, 0] - 1) < 0.5, (
-        "the mean brightness, times the pixels"
-    )
-    plain = model.predict_proba(images())
-    styled = model.with_tta("style").predict_proba(images())
-    assert np.abs(styled - plain).max() > 1e-3
-    again = sw.load(tiny_run, "cpu").with_tta("style").predict_proba(images())
-    np.testing.assert_array_equal(styled, again)
+def test_every_rotation_weighs_as_much_as_the_image(model):
+    copies = [IMAGES, *(copy.images for copy in make_copies("rotate", IMAGES))]
+    assert len(copies) == 1 + len(ANGLES)
+    expected = np.mean([model.predict_proba(images) for images in copies], axis=0)
+    np.testing.assert_allclose(model.with_tta("rotate").predict_proba(IMAGES), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("names", ["gray", "flip+sketch", "style", "feature_statistics+flip"])
-def test_an_evaluation_asks_about_the_pictures_that_a_prediction_asks_about(model, names):
-    data = tiny_images().of_domains("c")
-    pictures = [one for view in asked_features(model.with_tta(names), data) for one in view]
-    asked = with_tta(names, model.network, model.features, images(), look)
-    for feature, seen in zip(pictures, [one for view in asked for one in view], strict=True):
-        np.testing.assert_array_equal(feature, seen)
+def test_a_fit_keeps_the_mean_amplitudes_of_its_sources(model):
+    amplitudes = model.network.amplitudes
+    assert amplitudes.shape == (2, 3, *np.fft.rfft2(np.zeros(IMAGES.shape[-2:])).shape)
+    shown = np.abs(np.fft.rfft2(tiny_images().of_domains("a").items[:1] / 255))
+    assert abs(amplitudes[0, 0, 0, 0].item() / shown[0, 0, 0, 0] - 1) < 0.5, "mean brightness times pixels"
 
 
-def test_evaluation_counts_views_as_adaptation(model):
-    data = tiny_images()
-    before = evaluate(model, data)["domains"]["c"]["unadapted"]
-    scores = evaluate(model.with_tta("flip+style"), data)["domains"]["c"]
-    predicted = model.adapt(images()).probabilities.argmax(1)
-    assert scores["unadapted"] == before
-    assert scores["adapted"] == pytest.approx((predicted == data.of_domains("c").labels).mean(), abs=0.02)
+@pytest.mark.parametrize("frozen", [False, True], ids=["fine-tuned", "frozen"])
+@pytest.mark.parametrize(
+    "names", ["", "grayscale", "hflip+sketch", "fourier", "crop+fourier+rotate", "adain+hflip"]
+)
+def test_an_evaluation_uses_the_copies_of_a_prediction(names, frozen, model, frozen_run):
+    if frozen:
+        model = sw.load(frozen_run, "cpu")
+        if "adain" in names:
+            pytest.skip("a frozen model has no feature statistics")
+    model = model.with_tta(names)
+    result = model.adapt(IMAGES)
+    copies = dataset_copies(model, TARGET, names)
+    found = predict_copies(model.network, copies, model.settings)
+    np.testing.assert_allclose(found.probabilities, result.probabilities, atol=1e-5)
+    np.testing.assert_allclose(found.energy_after, result.energy_after, rtol=1e-3, atol=1e-4)
+    scores = evaluate(model, tiny_images())["domains"]["c"]
+    assert scores["adapted"] == pytest.approx((result.probabilities.argmax(1) == TARGET.labels).mean())
+    plain = model.adapt(IMAGES, num_steps=0).probabilities.argmax(1)
+    assert scores["unadapted"] == pytest.approx((plain == TARGET.labels).mean()), "without copies"
+
+
+@pytest.mark.parametrize("names", list_transforms())
+def test_every_transform_changes_predictions_and_no_weight(model, names):
+    before = {name: value.clone() for name, value in model.network.state_dict().items()}
+    plain, copies = model.predict_proba(IMAGES), model.with_tta(names).predict_proba(IMAGES)
+    assert np.abs(copies - plain).max() > 0
+    np.testing.assert_allclose(copies.sum(1), 1, atol=1e-5)
+    assert all(torch.equal(value, before[name]) for name, value in model.network.state_dict().items())
 
 
 def test_files_by_command(tiny_run, model, tmp_path):
     paths = sorted(image_folder(tmp_path / "images").glob("c/*/*.png"))[:3]
     out = tmp_path / "p.csv"
-    arguments = ["predict", str(tiny_run), *map(str, paths), "--out", str(out), "--views", "flip,gray", "-q"]
-    done = CliRunner().invoke(build_app(), arguments)
+    words = ["predict", str(tiny_run), *map(str, paths), "--out", str(out), "--tta", "hflip+grayscale", "-q"]
+    done = CliRunner().invoke(build_app(), words)
     assert done.exit_code == 0, done.output
     with out.open() as file:
-        said = [float(row["probability"]) for row in csv.DictReader(file)]
-    expected = model.with_tta("flip+gray").predict_proba(paths).max(1)
-    np.testing.assert_allclose(said, expected, atol=1e-3)
+        found = [float(row["probability"]) for row in csv.DictReader(file)]
+    expected = model.with_tta("hflip+grayscale").predict_proba(paths).max(1)
+    np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
-def test_what_has_no_views_is_refused(model, tmp_path):
-    with pytest.raises(InputError, match="Unknown view 'flop'"):
-        model.with_tta("flop")
-    model.network.amplitudes = None  # as in a folder of an earlier version
-    with pytest.raises(InputError, match="no styles"):
-        model.with_tta("style")
-    with pytest.raises(InputError, match="trajectory"):
-        model.with_tta("flip").adapt(images()[:1], trajectory=True)
+def test_what_cannot_be_transformed_is_refused(model, frozen_run, tmp_path):
+    with pytest.raises(InputError, match="Unknown transform 'hflop'"):
+        model.with_tta("hflop")
+    with pytest.raises(InputError, match="each transform once"):
+        model.with_tta("hflip+hflip")
+    with pytest.raises(InputError, match="no feature statistics"):
+        sw.load(frozen_run, "cpu").with_tta("adain")
+    with pytest.raises(InputError, match="Trajectories are recorded without"):
+        model.with_tta("hflip").adapt(IMAGES[:1], trajectory=True)
     with pytest.raises(InputError, match="reads texts"):
-        fit_tiny(tiny_texts(), tmp_path / "texts").with_tta("flip")
+        fit_tiny(tiny_texts(), tmp_path / "texts").with_tta("hflip")
 
 
-def test_views_do_nothing_to_features(model):
-    feature = model.network.raw(model.features(images()[:2])).numpy()
-    plain, asked = (model.with_tta(names).adapt(feature, trajectory=True) for names in ("", "flip"))
-    assert np.array_equal(plain.probabilities, asked.probabilities)
-    assert asked.trajectory is not None
+def test_features_have_no_copies(model):
+    feature = model.network.raw(model.features(IMAGES[:2])).numpy()
+    plain, same = (model.with_tta(names).adapt(feature, trajectory=True) for names in ("", "hflip"))
+    assert np.array_equal(plain.probabilities, same.probabilities)
+    assert same.trajectory is not None
 
 
-def test_without_adaptation_there_are_no_views(model):
-    plain = model.adapt(images(), num_steps=0).probabilities
-    assert np.array_equal(model.with_tta("flip+style").adapt(images(), num_steps=0).probabilities, plain)
-    scores = evaluate(model, tiny_images(), num_steps=0)["mean"]
-    assert scores["gain"] == 0
-
-
-def test_the_card_tells_views_that_were_chosen_by_hand(model, tmp_path):
-    assert "as you chose" not in model_card(model.config())
-    model.with_tta("gray+turn").save(tmp_path / "other")
-    card = (tmp_path / "other" / "README.md").read_text()
-    assert "as you chose: each image in gray and turned by 15 and 30 degrees either way." in card
+def test_without_adaptation_there_are_no_copies(model):
+    plain = model.adapt(IMAGES, num_steps=0).probabilities
+    other = model.with_tta("hflip+fourier")
+    assert np.array_equal(other.adapt(IMAGES, num_steps=0).probabilities, plain)
+    assert evaluate(other, tiny_images(), num_steps=0)["mean"]["gain"] == 0

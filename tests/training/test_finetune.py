@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from sourceward import EnergyAdapter
 from sourceward._util.errors import InputError, TrainingError
-from sourceward.data.split import arrange
+from sourceward.data.split import split_sources
 from sourceward.model import load
 from sourceward.training import finetune
 from sourceward.training.finetune import FINETUNE_METHODS, FineTuner, Method
@@ -47,7 +47,7 @@ def test_the_folder_of_a_fine_tuned_model(data, tmp_path):
 def test_heads_and_energies_are_those_of_an_estimator_on_its_features(tiny_run):
     """Fitted again from outside, an `EnergyAdapter` has the model's heads and energies, bit for bit."""
     model = load(tiny_run, "cpu")
-    arranged, train, _ = arrange(tiny_images().without("c"))
+    arranged, train, _ = split_sources(tiny_images().without("c"))
     rows = slice(0, train[-1].stop)
     backbone = model.backbone
     images = backbone.preprocessing.normalize(torch.from_numpy(arranged.items))

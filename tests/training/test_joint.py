@@ -6,30 +6,23 @@ import torch
 
 import sourceward as sw
 from sourceward._util.storage import tensor_hash
-from sourceward.data.split import arrange
+from sourceward.data.split import split_sources
 from sourceward.settings import AdaptSettings
 from sourceward.training import joint
 from tests.tiny_runs import fit_tiny, tiny_images
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "joint"
-    fit_tiny(tiny_images(), out, settings={"recipe": "joint"})
-    return out
-
-
-def test_nothing_is_chosen_and_nothing_is_estimated(run):
-    model = sw.load(run, "cpu")
+def test_nothing_is_chosen_and_nothing_is_estimated(joint_run):
+    model = sw.load(joint_run, "cpu")
     assert (model.settings.num_steps, model.tta, model.info["expected_gain"]) == (2, "", None)
     assert model.settings.aggregation == AdaptSettings.aggregation
     assert model.info["cost"].keys() == {"joint"}
-    assert "Not estimated" in (run / "README.md").read_text()
+    assert "Not estimated" in (joint_run / "README.md").read_text()
 
 
-def test_scores_are_those_of_its_predictions_on_source_validation(run):
-    model = sw.load(run, "cpu")
-    arranged, _, val = arrange(tiny_images().without("c"))
+def test_scores_are_those_of_its_predictions_on_source_validation(joint_run):
+    model = sw.load(joint_run, "cpu")
+    arranged, _, val = split_sources(tiny_images().without("c"))
     for name, rows in zip(model.sources, val, strict=True):
         scores = model.info["metrics"]["per_source"][name]
         for key, steps in (("unadapted", 0), ("adapted", None)):
@@ -40,8 +33,8 @@ def test_scores_are_those_of_its_predictions_on_source_validation(run):
 
 
 @pytest.mark.parametrize("names", ["hflip", "fourier", "adain"])
-def test_transforms_can_be_named_afterwards(run, names):
-    model, images = sw.load(run, "cpu"), torch.from_numpy(tiny_images().items[:4])
+def test_transforms_can_be_named_afterwards(joint_run, names):
+    model, images = sw.load(joint_run, "cpu"), torch.from_numpy(tiny_images().items[:4])
     plain, copies = model.predict_proba(images), model.with_tta(names).predict_proba(images)
     assert np.abs(copies - plain).max() > 0
 

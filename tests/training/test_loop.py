@@ -1,4 +1,4 @@
-"""The training loop: feed, schedule, average, checkpoints, validation, log, and when it stops with an error."""
+"""The training loop: feed, schedule, average, checkpoints, validation, log, and what stops it."""
 
 import pytest
 import torch
@@ -173,7 +173,7 @@ class Faulty(nn.Module):
     [
         (
             0.0,
-            "Features collapsed to zero at iteration 0.*Lower `backbone_learning_rate`, or freeze the backbone",
+            "Features collapsed to zero at iteration 0.*Lower `backbone_learning_rate`, or freeze",
         ),
         (1e-4, "Features collapsed to zero at iteration 0.*Lower `backbone_learning_rate`"),
         (float("nan"), "no longer finite at iteration 0. Lower `learning_rate` or `backbone_learning_rate`"),

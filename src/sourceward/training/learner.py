@@ -139,6 +139,16 @@ class Learner:
             state |= {f"optimizer.{index}.{k}": v for k, v in slots.items()}
         return state
 
+    def local_names(self) -> list[str]:
+        """Names in the state of what each process has of its own: randomness, replay buffer, and buffers
+        that its own batches change, such as class centres and batch norm statistics."""
+        found = ["generator"]
+        for name in self.modules:
+            module = getattr(self, name)
+            trained = dict(module.named_parameters())
+            found += [f"{name}.{key}" for key in module.state_dict() if key not in trained]
+        return found
+
     def load_state_dict(self, state: dict[str, Tensor], iteration: int) -> None:
         self.generator.set_state(state["generator"])
         for name in self.modules:

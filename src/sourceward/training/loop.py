@@ -21,9 +21,6 @@ from sourceward.data.feeds import Feed, ResidentFeed
 from sourceward.training.learner import CHECK_EVERY, Learner
 from sourceward.training.selection import takes_over
 
-LOCAL = ("generator", "replay.")
-"""State that each process has of its own."""
-
 
 class Log(Protocol):
     """Where a training writes its losses and validation scores."""
@@ -142,7 +139,7 @@ class Training:
             return
         learner, processes = self.learner, self.learner.processes
         state = learner.state_dict()
-        for name in [name for name in state if name.startswith(LOCAL)]:
+        for name in learner.local_names():
             state[name] = processes.gather(state[name], learner.device)
         state |= {f"best.{name}": value for name, value in self.best.items()}
         if processes.is_main:
@@ -161,7 +158,7 @@ class Training:
                 f"'{checkpoint}' belongs to other data or settings. Remove it to start anew, or name "
                 "another file.",
             )
-        for name in [name for name in state if name.startswith(LOCAL)]:
+        for name in self.learner.local_names():
             state[name] = state[name][self.learner.processes.rank].clone()
         prefix = "best."
         self.best = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

@@ -3,6 +3,8 @@
 import gzip
 import json
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -108,7 +110,7 @@ SMALLER = {f"corrupted_{name}mnist": {"clean": 60, "per_domain": 30} for name in
 
 
 @pytest.mark.parametrize("name", list(DATASETS))
-def test_entry_says_what_where_and_how(name):
+def test_entry_has_description_location_and_layout(name):
     entry = DATASETS[name]
     assert entry.name == name
     assert min(len(entry.about), len(entry.where), len(entry.layout)) > 30
@@ -154,3 +156,8 @@ def test_clean_digits_and_their_corrupted_test_images(put, tmp_path):
     assert all(name.startswith("test/") for name in own)
     with pytest.raises(InputError, match="1 to 30 test images"):
         open_dataset(f"corrupted_mnist:{tmp_path / 'root'}", clean=40, per_domain=31)
+
+
+def test_datasets_are_listed_without_torch():
+    script = "import sys; from sourceward.data import list_datasets as f; f(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"

@@ -92,7 +92,7 @@ def test_published_imagenet_c_never_trains_on_its_own_clean_images(put, tmp_path
     assert data.domain_names == ("contrast",)
 
 
-def test_the_split_is_ours_and_doctor_says_so(tmp_path):
+def test_doctor_names_the_split_of_the_reader(tmp_path):
     write_clean(tmp_path)
     (tmp_path / "test_batch.bin").write_bytes((tmp_path / "data_batch_1.bin").read_bytes())
     found = doctor(f"cifar10_c:{tmp_path}", corruptions=["contrast"], quick=True)

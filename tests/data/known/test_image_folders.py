@@ -44,13 +44,13 @@ def test_lists_and_folders_that_disagree_are_reported(pacs, put):
     assert kinds == {"listed_twice", "listed_but_missing", "unlisted", "label_mismatch"}
 
 
-def test_lists_that_are_asked_for_have_to_be_there(pacs, tmp_path):
+def test_given_lists_have_to_exist(pacs, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"holds no split lists: expected files <domain>_train\.txt"):
         open_dataset(f"pacs:{pacs}", splits=tmp_path / "empty")
 
 
-def test_a_missing_domain_and_a_strange_class_are_said(put, tmp_path):
+def test_a_missing_domain_and_an_unknown_class_are_reported(put, tmp_path):
     for domain in ("Art", "Clipart", "Product"):
         put(f"oh/{domain}/Bed/1.jpg")
     problems = {p.kind: p.message for p in open_dataset(f"office_home:{tmp_path / 'oh'}").problems}

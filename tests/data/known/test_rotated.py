@@ -20,7 +20,7 @@ def test_rotation_agrees_with_pil():
 
 
 @pytest.mark.parametrize("quarters", [1, 2, 3])
-def test_quarter_turns_are_exact(quarters):
+def test_rotations_by_90_degrees_are_exact(quarters):
     image = np.random.default_rng(0).integers(0, 256, (2, 9, 9), dtype=np.uint8)
     assert np.array_equal(rotate_arrays(image, 90 * quarters), np.rot90(image, quarters, axes=(1, 2)))
 
@@ -68,7 +68,7 @@ def test_wrong_options(mnist, options, message):
         open_dataset(mnist, **options)
 
 
-def test_a_torn_idx_file(put, tmp_path):
+def test_a_truncated_idx_file(put, tmp_path):
     for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
         put(f"root/{name}", bytes([0, 0, 8, 1, 0, 0, 0, 9, 1, 2]))
     with pytest.raises(InputError, match="is not a complete idx file"):

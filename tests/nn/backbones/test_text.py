@@ -25,7 +25,7 @@ class TestText:
         with pytest.raises(InputError, match="pooling"):
             create_backbone(folder, pooling="max")
 
-    def test_a_sentence_encoder_says_how_it_pools(self, tmp_path):
+    def test_the_pooling_of_a_sentence_encoder_is_read(self, tmp_path):
         folder = hf_folder(tmp_path / "bert", "bert")
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
@@ -41,13 +41,13 @@ class TestText:
         with pytest.raises(InputError, match="has no vocabulary: expected its files"):
             create_backbone(folder)
 
-    def test_a_torn_file_of_weights(self, tmp_path):
+    def test_a_truncated_weights_file(self, tmp_path):
         file = hf_folder(tmp_path / "bert", "bert") / "model.safetensors"
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
         with pytest.raises(InputError, match="Could not read"):
             create_backbone(file.parent)
 
-    def test_what_transformers_reports_is_looked_at_here(self, tmp_path, capfd):
+    def test_reports_of_transformers_are_silenced(self, tmp_path, capfd):
         made = create_backbone(hf_folder(tmp_path / "bert", "bert"))
         made.network.model.save_pretrained(tmp_path / "bert")  # without the pooler
         capfd.readouterr()
