@@ -1,4 +1,4 @@
-"""Leave-one-domain-out validation: what is chosen, what gain is expected, and what a fitted estimator does."""
+"""Leave-one-domain-out validation: what is chosen, what gain is expected, what an estimator does with it."""
 
 import copy
 

@@ -190,7 +190,7 @@ def keep_settings(network: Network, settings: AdaptSettings) -> None:
 
 
 def _eval_mode(network: Network, encoder: Encoder | None) -> bool:
-    """Put everything in eval mode; return whether it was already. Calling `eval` again costs more than a step."""
+    """Put everything in eval mode; return whether it was already, since calling `eval` again is slow."""
     in_eval = not any(part.training for part in _parts(network, encoder))
     if not in_eval:
         network.eval()

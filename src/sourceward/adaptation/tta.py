@@ -92,7 +92,7 @@ def average(results: Sequence[AdaptationResult], weights: Sequence[float]) -> Ad
     share = np.asarray(weights) / np.sum(weights)
 
     def mean(name: str) -> np.ndarray:
-        return sum(w * getattr(result, name) for w, result in zip(share, results))  # type: ignore[return-value]
+        return sum(w * getattr(result, name) for w, result in zip(share, results))
 
     averaged = {name: mean(name).astype(np.float32) for name in ("probabilities", "per_source")}
     return replace(results[0], **averaged)

@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, of samples and of changed copies of them: computed once and cached on disk."""
+"""Features of a frozen backbone, of samples and of changed copies: computed once, cached on disk."""
 
 import hashlib
 import json

@@ -67,8 +67,8 @@ class Samples(StoredSamples, Protocol):
 class Resident:
     """Rows that live on the device: features, uint8 images, or tokens.
 
-    `normalize` turns rows into what the backbone takes; `augmented` does so for training. `shifted` are rows and
-    labels that serve a single source as negatives.
+    `normalize` turns rows into what the backbone takes; `augmented` does so for training. `shifted` are rows
+    and labels that serve a single source as negatives.
     """
 
     rows: Tensor

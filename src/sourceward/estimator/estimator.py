@@ -72,9 +72,6 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         ([0, 1], (2, 2))
     """
 
-    _log: Log | None = None
-    """Where `fit` logs its training; `clone` drops it."""
-
     def __init__(
         self,
         num_steps: int | str = AUTO,
@@ -156,6 +153,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         *,
         folds: Iterable[Fold] | None = None,
         tta: Sequence[str] = (),
+        log: Log | None = None,
     ) -> "EnergyAdapter":
         """`fit` on one tensor per source, with folds and transforms of one's own.
 
@@ -166,11 +164,12 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             shifted: features and class numbers that belong to no source.
             folds: of leave-one-domain-out validation; of the sources' own features when None.
             tta: sets of transforms for validation to choose from, where the folds have copies.
+            log: where the training is logged.
         """
         self._forget()
         self.check_settings()
         self.start(names, classes, sources[0].feature.shape[1])
-        network = fit_network(self, sources, shifted, checkpoint=self.checkpoint, log=self._log)
+        network = fit_network(self, sources, shifted, checkpoint=self.checkpoint, log=log)
         settings = self._settings(LENGTHS[0] if self.num_steps == AUTO else self.num_steps)
         chooses = self.num_steps == AUTO or self.aggregation == "learned" or bool(tta)
         folds = feature_folds(sources, names) if folds is None else folds

@@ -1,6 +1,6 @@
 """What a saved `EnergyAdapter` holds beside its tensors, and how it is restored."""
 
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sourceward.nn import Network
 from sourceward.nn.projection import Projected
-from sourceward.settings import AdaptSettings
+from sourceward.settings import AdaptSettings, TrainSettings
 from sourceward.validation.expected_gain import ExpectedGain
 
 if TYPE_CHECKING:
@@ -82,7 +82,9 @@ def _params(estimator: "EnergyAdapter") -> dict[str, Any]:
     params = {k: v.item() if isinstance(v, np.generic) else v for k, v in estimator.get_params().items()}
     params["checkpoint"] = None
     params["head"] = estimator._head  # as fitted, whatever the setting is now
-    params["train"] = asdict(params["train"]) if is_dataclass(params["train"]) else params["train"]
+    params["train"] = (
+        asdict(params["train"]) if isinstance(params["train"], TrainSettings) else params["train"]
+    )
     if not isinstance(params["random_state"], int | None):
         params["random_state"] = estimator._seed
     return params

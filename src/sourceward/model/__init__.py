@@ -7,6 +7,7 @@ predictions (`prediction_file.py`). `banks.py` writes the features of all domain
 """
 
 from sourceward.model.evaluation import evaluate
-from sourceward.model.model import Model, Prediction, load
+from sourceward.model.model import Model, load
+from sourceward.model.prediction import Prediction
 
 __all__ = ["Model", "Prediction", "evaluate", "load"]

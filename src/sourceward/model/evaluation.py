@@ -106,9 +106,12 @@ def dataset_copies(
     if names:
         samples = prepare_samples(dataset, backbone, model.device, show=progress)
         images, statistics = samples.stored(slice(0, len(dataset))), Statistics.of(network)
-        copies = copy_features(
-            "+".join(names), statistics, backbone, lambda x: network.features(samples.normalize(x)), images
-        )
+
+        def encode_images(pixels: Tensor) -> Tensor:
+            inputs: Any = samples.normalize(pixels)
+            return network.features(inputs)
+
+        copies = copy_features("+".join(names), statistics, backbone, encode_images, images)
         del copies[""]
         found += flat(copies)
     return found

@@ -36,6 +36,7 @@ from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.sources import source_numbers
 from sourceward.model.file import CARD, CONFIG, FORMAT_VERSION, WEIGHTS, describe_model, read_folder
 from sourceward.model.items import describe, is_matrix, items_of, read_images
+from sourceward.model.prediction import Prediction, explain
 from sourceward.model.prefetch import prefetch, send
 from sourceward.nn import Network, folded
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
@@ -44,20 +45,6 @@ from sourceward.nn.folded import clear_folded
 from sourceward.settings import AdaptSettings
 
 PLURAL = {"image": "images", "text": "texts", "features": "features"}
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction for one input, with its details."""
-
-    label: str
-    probability: float
-    source_labels: dict[str, str]
-    """The label that each source predicts."""
-    energy_before: dict[str, float]
-    energy_after: dict[str, float]
-    status: str
-    """A name in `adaptation.STATUS_TEXT`."""
 
 
 @dataclass
@@ -207,24 +194,7 @@ class Model:
 
     def explain(self, result: AdaptationResult) -> list[Prediction]:
         """One `Prediction` for each row."""
-        best = result.probabilities.argmax(1)
-        of_source = result.per_source.argmax(2)
-
-        def named(values: np.ndarray) -> dict[str, float]:
-            return {name: float(value) for name, value in zip(self.sources, values)}
-
-        classes, sources = self.classes, self.sources
-        return [
-            Prediction(
-                classes[best[row]],
-                float(result.probabilities[row, best[row]]),
-                {name: classes[label] for name, label in zip(sources, of_source[row])},
-                named(result.energy_before[row]),
-                named(result.energy_after[row]),
-                str(result.status[row]),
-            )
-            for row in range(len(result))
-        ]
+        return explain(result, self.classes, self.sources)
 
     @torch.no_grad()
     def features(self, inputs: Any) -> Tensor:
@@ -254,13 +224,9 @@ class Model:
         save_tensors(folder / WEIGHTS, self.network.state_dict(), {"format_version": FORMAT_VERSION})
         if self.backbone is not None:
             self.backbone.save_assets(folder)
-        config = self.config()
+        config = describe_model(self)
         write_whole(folder / CARD, model_card(config))
         write_whole(folder / CONFIG, json.dumps(config, indent=2) + "\n")
-
-    def config(self) -> dict[str, Any]:
-        """Everything but tensors and tokenizer, as JSON values."""
-        return describe_model(self)
 
     @classmethod
     def load(

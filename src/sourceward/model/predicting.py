@@ -13,7 +13,8 @@ from sourceward.data.decode import Geometry, decode_image, map_threads, reason_o
 from sourceward.data.loading import image_geometry
 from sourceward.data.tree import StoredFile
 from sourceward.model.inputs import Failure, Input, find_inputs
-from sourceward.model.model import Model, Prediction
+from sourceward.model.model import Model
+from sourceward.model.prediction import Prediction
 from sourceward.model.prediction_file import atomic_text_file, writer_for
 from sourceward.model.prefetch import prefetch, send
 from sourceward.nn.backbones import ImagePreprocessing

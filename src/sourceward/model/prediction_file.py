@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from sourceward._util.errors import InputError
 from sourceward.model.inputs import Failure
-from sourceward.model.model import Prediction
+from sourceward.model.prediction import Prediction
 
 UNREADABLE = "unreadable"
 

@@ -54,9 +54,9 @@ PRETRAINED: dict[str, Any] = {
     "augmentation.grayscale": 0.3,
     "augmentation.sketch": 0.3,
 }
-"""Where fine-tuning differs for a pretrained image backbone: its weights stay near their start, so the mean of
-all iterates is a better network than any of them, and Fourier mixing and sketches make it rely on shape. Chosen
-by leave-one-domain-out on PACS (results/pacs/recipes.json, recipes-sketch.json)."""
+"""Where fine-tuning differs for a pretrained image backbone: its weights stay near their start, so the mean
+of all iterates is a better network than any of them, and Fourier mixing and sketches make it rely on shape.
+Chosen by leave-one-domain-out on PACS (results/pacs/recipes.json, recipes-sketch.json)."""
 
 NESTED = {"augmentation": Augmentation, "finetune": FineTuneSettings, "train": TrainSettings}
 

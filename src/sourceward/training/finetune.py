@@ -106,8 +106,10 @@ class FineTuneSettings:
 
 
 class Method(nn.Module):
-    """A fine-tuning method: from a batch to a loss. Parameters and buffers of a method are trained, averaged and saved with
-    the rest; only backbone and head go into the model.
+    """A fine-tuning method: from a batch to a loss.
+
+    Its parameters and buffers are trained, averaged and saved with the rest; only backbone and head go into
+    the model.
 
     Args:
         settings: of the stage.

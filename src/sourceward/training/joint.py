@@ -126,7 +126,7 @@ def validation_scores(network: Network, data: SourceData, settings: AdaptSetting
 def score_domains(
     network: Network, parts: Iterable[tuple[str, Tensor, Tensor]], settings: AdaptSettings
 ) -> dict[str, Any]:
-    """Accuracy with and without adaptation on (name, rescaled features, labels), and the mean over domains."""
+    """Accuracy with and without adaptation on (name, rescaled features, labels), and its mean."""
     per_source = {}
     for name, feature, label in parts:
         if len(label):

@@ -102,7 +102,7 @@ class Trainer(Learner):
 
     @torch.no_grad()
     def _refresh_centers(self, feature: Tensor, label: Tensor) -> None:
-        """Let the stored class centres follow a backbone in training: they replace classes missing in a batch."""
+        """Let the stored class centres follow a backbone in training: a batch may lack a class."""
         centers, count = class_centers(feature, label, self.network.classes)
         rate = CENTER_RATE * (count > 0).unsqueeze(-1)
         self.network.centers.lerp_(centers, rate.to(centers.dtype))
@@ -124,7 +124,8 @@ def _check_finite(network: Network, iteration: int) -> None:
     """The last update may have broken what the last loss could not show."""
     if not all(bool(torch.isfinite(p).all()) for p in network.parameters()):
         raise TrainingError(
-            f"Weights are no longer finite at iteration {iteration}. Lower `learning_rate` or `energy_learning_rate`."
+            f"Weights are no longer finite at iteration {iteration}. Lower `learning_rate` or "
+            "`energy_learning_rate`."
         )
 
 
@@ -148,5 +149,6 @@ def _check(loss: Loss, feature: Tensor, iteration: int) -> None:
         )
     if not math.isfinite(loss.total.item()):
         raise TrainingError(
-            f"The energy diverged at iteration {iteration}. Lower `energy_learning_rate` or the training step size."
+            f"The energy diverged at iteration {iteration}. Lower `energy_learning_rate` or the training "
+            "step size."
         )

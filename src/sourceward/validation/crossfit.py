@@ -60,9 +60,10 @@ def crossfit_folds(
             sources.without([name]), backbone, context.device, fraction, augmentation, False, folder.streams()
         )
         classifier, _ = finetune(data, backbone, own, replace(settings.finetune, max_iter=short))
-        tuned = classifier.backbone.eval().requires_grad_(False)
+        backbone = backbone.eval().requires_grad_(False)
+        backbone.load_state_dict(classifier.backbone.state_dict())
         others = None if amplitudes is None else amplitudes[_all_but(number, len(amplitudes))]
-        yield make_fold(name, sources, data, tuned, context, transforms, others)
+        yield make_fold(name, sources, data, backbone, context, transforms, others)
 
 
 def make_fold(

@@ -107,13 +107,11 @@ def validate(
     """
     trials = [Trial.of(fold, fit) for fold in folds]
     tried = [replace(settings, num_steps=n) for n in LENGTHS] if choose_steps else [settings]
-    off = np.zeros(len(trials), dtype=object)
-    for place, trial in enumerate(trials):
-        off[place] = trial.correct(trial.predict(settings.off()))
+    off = [trial.correct(trial.predict(settings.off())) for trial in trials]
     right = [_all_correct(trials, one) for one in tried]
     best = choose([_gains(right_of, off) for right_of in right]) if choose_steps else 0
     chosen = settings.off() if best is None else tried[best]
-    correct = list(off) if best is None else right[best]
+    correct = off if best is None else right[best]
     if chosen.aggregation == "learned":
         votes = [trial.evidence(chosen) for trial in trials]
         chosen = replace(chosen, source_weights=learn_source_weights(votes))

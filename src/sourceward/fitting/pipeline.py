@@ -1,4 +1,4 @@
-"""`fit`: from a dataset to a model folder.
+"""The pipeline of `fit`: from a dataset to a model folder.
 
     fit("photos/", out="run", target="sketch")                fine-tunes the backbone, then heads and energies
     fit("photos/", out="run", target="sketch", freeze=True)   trains heads and energies on its features
@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from sourceward._util.cost import Meter
 from sourceward._util.devices import choose_device, join_processes
-from sourceward._util.errors import CheckpointError, InputError
+from sourceward._util.errors import InputError
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.features import corrupted_features, extract_corrupted, extract_features
 from sourceward.data.loading import SourceData, encode, load_sources
-from sourceward.estimator import EnergyAdapter
-from sourceward.fitting_checks import (
+from sourceward.fitting.adapter import attach, fit_adapter, make_estimator, validation_scores
+from sourceward.fitting.checks import (
     FROZEN_TTA,
     TRAINED_TTA,
     check_settings,
@@ -39,15 +39,14 @@ from sourceward.fitting_checks import (
 )
 from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone
-from sourceward.nn.projection import Projected
 from sourceward.settings import AUTO
 from sourceward.training.configuration import NONE, FitSettings, is_pretrained, settings_for
 from sourceward.training.finetune import finetune
-from sourceward.training.joint import score_domains, train_joint
+from sourceward.training.joint import train_joint
 from sourceward.training.presets import PRESETS
 from sourceward.training.run_folder import Context, RunFolder, open_board, software
 from sourceward.validation.crossfit import crossfit_folds, source_statistics
-from sourceward.validation.folds import MIN_SOURCES, Fold, Source
+from sourceward.validation.folds import MIN_SOURCES, Source
 from sourceward.validation.frozen import FrozenSources, source_amplitudes
 
 
@@ -154,7 +153,7 @@ def _joint(data: SourceData, backbone: Backbone, context: Context, info: dict[st
     """The recipe `joint`: Algorithm 1 trains everything, and nothing is chosen."""
     network, scores, cost = train_joint(data, backbone, context)
     settings = context.settings
-    adapter = _estimator(context)
+    adapter = make_estimator(context)
     adapter.start(data.dataset.domain_names, np.array(data.dataset.classes), backbone.dim)
     adapter.set_network(network.eval().requires_grad_(False), settings.adapt())
     network.amplitudes = source_amplitudes(
@@ -193,12 +192,12 @@ def _on_trained(
     if settings.crossfit and chooses(settings, transforms) and len(parts) >= MIN_SOURCES:
         single = [*dict.fromkeys(name for names in transforms for name in names.split("+"))]
         folds = crossfit_folds(sources, start, context, single, amplitudes)
-    model = _fit_adapter(sources, parts, shifted, context, info, folds, transforms if folds else ())
+    model = fit_adapter(sources, parts, shifted, context, info, folds, transforms if folds else ())
     network = model.network
     network.amplitudes, network.feature_statistics = amplitudes, statistics
-    _attach(network, backbone, context.device)
+    attach(network, backbone, context.device)
     validation = ((n, feature[r], labels[r]) for n, r in zip(data.dataset.domain_names, data.val))
-    scores = _validation_scores(model, validation)
+    scores = validation_scores(model, validation)
     info["cost"] = {"finetune": tuned["cost"], "heads": meter.read()}
     info["metrics"] = scores | {"finetune": tuned["scores"], "seconds": context.seconds()}
     return model
@@ -222,93 +221,15 @@ def _on_frozen(
         shifted = torch.from_numpy(changed), torch.from_numpy(part.labels).repeat(len(EXTRA_CORRUPTIONS))
     transforms = tta_candidates(settings, sources, FROZEN_TTA, False)
     folds = frozen.folds(transforms) if chooses(settings, transforms) else None
-    model = _fit_adapter(sources, frozen.sources(), shifted, context, info, folds, transforms)
+    model = fit_adapter(sources, frozen.sources(), shifted, context, info, folds, transforms)
     model.network.amplitudes = amplitudes
     if backbone is not None:
-        _attach(model.network, backbone, context.device)
+        attach(model.network, backbone, context.device)
     names, feature, label = sources.domain_names, frozen.feature, frozen.label
-    scores = _validation_scores(model, ((n, feature[r], label[r]) for n, r in zip(names, unseen)))
+    scores = validation_scores(model, ((n, feature[r], label[r]) for n, r in zip(names, unseen)))
     info["cost"] = {"heads": meter.read()}
     info["metrics"] = scores | {"seconds": context.seconds()}
     return model
-
-
-def _fit_adapter(
-    sources: DomainDataset,
-    parts: Sequence[Source],
-    shifted: tuple[Tensor, Tensor] | None,
-    context: Context,
-    info: dict[str, Any],
-    folds: Any,
-    transforms: Sequence[str],
-) -> Model:
-    """Fit and validate the estimator; the model without its backbone."""
-    settings, checkpoint = context.settings, context.folder.heads
-    known = torch.cat([part.label for part in parts]).unique()  # a class may have no training sample
-    number = torch.full((len(sources.classes),), -1).scatter(0, known, torch.arange(len(known)))
-    parts = [part._replace(label=number[part.label]) for part in parts]
-    if shifted is not None:
-        shifted = shifted[0], number[shifted[1]]
-    folds = None if folds is None else (_renumbered(fold, number) for fold in folds)
-    classes = np.array([sources.classes[code] for code in known.tolist()])
-    adapter = _estimator(context, checkpoint)
-    if folds is None:  # nothing to validate on
-        folds = iter(())
-
-    def train() -> None:
-        adapter.fit_sources(parts, sources.domain_names, classes, shifted, folds=folds, tta=tuple(transforms))
-
-    try:
-        train()
-    except CheckpointError as error:
-        if error.path != checkpoint:
-            raise
-        checkpoint.unlink()  # this training is short; no fold has been drawn yet
-        train()
-    tta = adapter.tta_ if settings.tta == AUTO else ("" if settings.tta == NONE else settings.tta)
-    gain = adapter.expected_gain_
-    info["expected_gain"] = None if gain is None else gain.to_dict()
-    return Model(adapter, tta, info)
-
-
-def _renumbered(fold: Fold, number: Tensor) -> Fold:
-    train = [source._replace(label=number[source.label]) for source in fold.train]
-    return fold._replace(train=train, label=number[fold.label])
-
-
-def _estimator(context: Context, checkpoint: Path | None = None) -> EnergyAdapter:
-    settings: FitSettings = context.settings
-    adapter = EnergyAdapter(
-        **settings.estimator(),
-        checkpoint=checkpoint,
-        device=settings.heads_device or str(context.device),
-        random_state=context.seed,
-        verbose=context.progress,
-    )
-    adapter._log = context.log("heads")
-    return adapter
-
-
-def _attach(network: Any, backbone: Backbone, device: torch.device) -> None:
-    """Put the backbone before the network's projection."""
-    projection = network.backbone
-    if isinstance(projection, Projected):
-        network.backbone = Projected(backbone, projection.projection)
-    else:
-        network.backbone = backbone
-    network.to(device).eval().requires_grad_(False)
-
-
-def _validation_scores(model: Model, parts: Any) -> dict[str, Any]:
-    """Accuracy of the finished heads on source validation, with and without Langevin steps."""
-    adapter, device = model.adapter, model.device
-    number = {name: place for place, name in enumerate(model.classes)}
-    codes = model.info["data"]["classes"]
-    place = torch.tensor([number.get(name, -1) for name in codes])
-    scaled = ((n, adapter.rescale(x), place[y].to(device)) for n, x, y in parts)
-    with torch.no_grad():
-        scores = score_domains(model.network, scaled, model.settings)
-    return scores | {"iteration": adapter.n_iter_, "last_iteration": adapter.n_iter_}
 
 
 def keep_features(
