@@ -123,7 +123,7 @@ def test_features_whose_squares_overflow(tmp_path):
     domain = [0, 0, 1, 1] * 2
     np.savez(tmp_path / "b.npz", features=features, label=[0, 1] * 4, domain=domain)
     refusal = doctor(tmp_path / "b.npz").refusals[0]
-    assert (refusal.reason[-23:], refusal.fix) == ("`features` spans 1e+30.", "Rescale `features`.")
+    assert (refusal.reason[-23:], refusal.fix) == ("of `features` is 1e+30.", "Rescale `features`.")
     assert doctor(tmp_path / "b.npz", target="1").refusals == ()
 
 

@@ -79,7 +79,7 @@ def join(parts: Sequence[AdaptationResult]) -> AdaptationResult:
 
 
 class Adapter(Protocol):
-    """Callable on what it reads; the flags say what it asks of a deployment."""
+    """Callable on what it reads; the flags say what a deployment must provide."""
 
     changes_weights: ClassVar[bool]
     keeps_state: ClassVar[bool]
@@ -91,7 +91,7 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True)
 class Traits:
-    """What an adapter asks of a deployment."""
+    """What an adapter requires of a deployment."""
 
     changes_weights: bool
     """Weights are changed at test time (those of a copy)."""
@@ -134,7 +134,7 @@ def list_adapters() -> list[str]:
 
 
 def adapter_traits(name: str) -> Traits:
-    """What the adapter of this name asks of a deployment.
+    """What the adapter of this name requires of a deployment.
 
     >>> print(adapter_traits("t3a"))
     reads features; changes weights, keeps state

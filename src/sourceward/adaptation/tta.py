@@ -77,7 +77,7 @@ def copies_of(images: Tensor, names: str, statistics: Statistics) -> Iterator[tu
 
 
 def apply_copy(copy: Copy, predict: Callable[[Tensor], T], statistics: Statistics, backbone: Any) -> T:
-    """`predict` on the images of a copy, under AdaIN where it asks for that."""
+    """`predict` on the images of a copy, under AdaIN where it has a source."""
     if copy.source == OWN:
         return predict(copy.images)
     assert statistics.feature_statistics is not None

@@ -26,7 +26,7 @@ class ResidentFeed:
         labels: one tensor per source, (rows,).
         batch_size: rows of each source.
         shifted: (inputs, labels) of no source: more negatives.
-        prepare: turns drawn rows (sources x batch, ...) into what the backbone takes, e.g. augmented images.
+        prepare: makes drawn rows (sources x batch, ...) what the backbone takes, e.g. augmented images.
     """
 
     def __init__(

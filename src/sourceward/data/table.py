@@ -195,7 +195,7 @@ def _read_columns(path: Path, delimiter: str | None) -> dict[str, Sequence[Any]]
 
 
 def separator_of(path: Path, delimiter: str | None) -> str:
-    """Return the cell separator of a text table; a tab may be given as \\t."""
+    """Return the field separator of a text table; a tab may be given as \\t."""
     separator = (delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")).replace(r"\t", "\t")
     if len(separator) != 1:
         raise InputError(f"Expected `delimiter` to be one character, but got {delimiter!r}.")

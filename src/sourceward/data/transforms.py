@@ -99,7 +99,7 @@ for _name, _transform in {
     "grayscale": Transform("grayscale", lambda images, _: [grayscale(images).expand_as(images)]),
     "rotate": Transform("rotation by 15 and 30 degrees either way", _rotations, each=True),
     "sketch": Transform(
-        "redrawn as a pencil sketch",
+        "redrawn as a sketch",
         lambda images, _: [sketch(images, torch.full_like(images[:, 0, 0, 0], 2.0))],
     ),
     "fourier": Transform("Fourier amplitudes of each source", _toward_sources, needs="amplitudes"),

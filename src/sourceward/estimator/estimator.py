@@ -223,8 +223,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any, sample_domain: Any = None) -> np.ndarray:
         """The most probable class of each sample."""
-        probabilities = self.predict_proba(X)
-        return self.classes_[probabilities.argmax(1)]
+        return self.classes_[self.predict_proba(X).argmax(1)]
 
     def adapt(
         self, X: Any, *, sources: list[Any] | None = None, trajectory: bool = False
@@ -285,14 +284,10 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self._settings(LENGTHS[0] if self.num_steps == AUTO else self.num_steps)
         TrainSettings.of(self.train)
 
-    def settings_of_step(self) -> StepSettings:
-        """Settings of one step at test time."""
-        return StepSettings(self.step_size, self.noise_std)
-
     def _settings(self, num_steps: Any) -> AdaptSettings:
         return AdaptSettings(
             num_steps,
-            self.settings_of_step(),
+            StepSettings(self.step_size, self.noise_std),
             self.sampler,
             self.aggregation,
             self.num_draws,

@@ -16,6 +16,7 @@ from sourceward.estimator.sources import fingerprint_of, held_out
 from sourceward.functional import within_and_between_covariance
 from sourceward.nn import Network
 from sourceward.nn.projection import Projected, principal_components
+from sourceward.samplers import StepSettings
 from sourceward.settings import LoopSettings, TrainSettings
 from sourceward.training.distillation import distil
 from sourceward.training.loop import Log, Training
@@ -64,7 +65,7 @@ def fit_network(
     network.requires_grad_(False)
     if estimator.sampler == "distilled":
         feature = network.features(torch.cat([x for x, _ in trained]))
-        step = estimator.settings_of_step()
+        step = StepSettings(estimator.step_size, estimator.noise_std)
         iterations, seed = estimator.max_iter, estimator._seed
         network.distilled = distil(network, feature, step, settings.distilled_steps, iterations, seed)
     if projection is not None:

@@ -1,4 +1,4 @@
-"""From one matrix and a domain column to one labelled part per source, with what is wrong said plainly."""
+"""From one matrix and a domain column to one labelled part per source, with clear errors."""
 
 import hashlib
 from collections.abc import Sequence

@@ -8,7 +8,6 @@ README.md           the model card
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,13 @@ from sourceward.data.loading import image_geometry, rows_per_pass
 from sourceward.data.transforms import OWN
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.sources import source_numbers
+from sourceward.model.captured import adapt_captured, forget_encoder
 from sourceward.model.file import CARD, CONFIG, FORMAT_VERSION, WEIGHTS, describe_model, read_folder
 from sourceward.model.items import describe, is_matrix, items_of, read_images
 from sourceward.model.prediction import Prediction, explain
 from sourceward.model.prefetch import prefetch, send
-from sourceward.nn import Network, folded
+from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
-from sourceward.nn.encoder import ImageEncoder, StaleEncoder
 from sourceward.nn.folded import clear_folded
 from sourceward.settings import AdaptSettings
 
@@ -93,7 +92,7 @@ class Model:
 
     def to(self, device: str | torch.device) -> "Model":
         self.network.to(choose_device(device))
-        self.__dict__.pop("_known_encoder", None)  # it keeps the weights of its graphs alive
+        forget_encoder(self)  # it keeps the weights of its graphs alive
         clear_folded(self.network)
         return self
 
@@ -163,7 +162,11 @@ class Model:
             captured = copy.source == OWN  # a CUDA graph knows nothing of replaced statistics
 
             def predict(images: Tensor, captured: bool = captured) -> AdaptationResult:
-                return self._adapt_images(images, adapter, captured)
+                if captured and self.device.type == "cuda":
+                    return adapt_captured(self, adapter, images)
+                step = rows_per_pass(self.device)
+                feature = torch.cat([self.image_features(part) for part in images.split(step)])
+                return adapter(self.network, feature)
 
             results.append(apply_copy(copy, predict, statistics, backbone))
             weights.append(copy.weight)
@@ -213,7 +216,7 @@ class Model:
     @torch.no_grad()
     def image_features(self, images: Tensor) -> Tensor:
         """Rescaled features of uint8 images (n, 3, height, width) that have the model's own size already."""
-        return self.network.features(self._preprocessing.normalize(images.to(self.device)))
+        return self.network.features(self.preprocessing.normalize(images.to(self.device)))
 
     def save(self, folder: str | Path) -> None:
         """Write the folder. `config.json` comes last: a folder that has one is complete."""
@@ -263,7 +266,8 @@ class Model:
         return str(hub_class()(self).push_to_hub(repo_id, **options))
 
     @property
-    def _preprocessing(self) -> ImagePreprocessing:
+    def preprocessing(self) -> ImagePreprocessing:
+        """How images are prepared."""
         assert self.backbone is not None
         assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
         return self.backbone.preprocessing
@@ -285,18 +289,7 @@ class Model:
 
     def _pixels(self, items: Any) -> Tensor:
         """uint8 images of the model's own size, on the host."""
-        return read_images(items, image_geometry(self._preprocessing))
-
-    def _adapt_images(self, images: Tensor, adapter: EnergyAdaptation, captured: bool) -> AdaptationResult:
-        if self.device.type != "cuda" or not captured:
-            step = rows_per_pass(self.device)
-            feature = torch.cat([self.image_features(part) for part in images.split(step)])
-            return adapter(self.network, feature)
-        known = self.__dict__.get("_known_encoder")
-        if known is not None and self._describes(known):
-            with suppress(StaleEncoder):  # it is checked while the prediction is computed
-                return adapter.predict(self.network, images, known)
-        return adapter.predict(self.network, images, self._encoder())
+        return read_images(items, image_geometry(self.preprocessing))
 
     def _adapt_chunks(
         self, items: Any, num_steps: int | None, sources: Sequence[str] | None
@@ -307,19 +300,5 @@ class Model:
         coming = prefetch(lambda chunk: send(self._pixels(chunk), self.device), chunks)
         return join([self.adapt_images(images, num_steps, sources) for images in coming])
 
-    def _encoder(self) -> ImageEncoder:
-        known = self.__dict__.get("_known_encoder")
-        if known is None or not self._describes(known) or not known.valid():
-            known = ImageEncoder(self.network, self._preprocessing)
-            self.__dict__["_known_encoder"] = known
-            folded(self.network).graphs.clear()
-        return known
 
-    def _describes(self, encoder: ImageEncoder) -> bool:
-        """Whether it was made of this network and its preprocessing."""
-        return encoder.network is self.network and encoder.preprocessing == self._preprocessing
-
-
-def load(folder: str | Path, device: str | torch.device = "auto", **options: Any) -> Model:
-    """Read a model folder: see `Model.load`."""
-    return Model.load(folder, device, **options)
+load = Model.load

@@ -1,8 +1,8 @@
-"""Distil a source's chain into one distilled.
+"""Distil each source's chain into one step.
 
-Chains run from source features, each source's energy practising on all the others', some of them mixed and
-under noise; a small map learns where they end, and what the classifiers say there. No target is involved, and
-nothing of the trained network changes.
+Chains run from features of all sources, some of them mixed and under noise; a small map per source learns
+where they end and what the classifiers predict there. No target is involved, and the trained network does not
+change.
 """
 
 from typing import Any
@@ -23,8 +23,8 @@ BLOCK = 512
 BATCH = 256
 LEARNING_RATE = 3e-3
 MIX, NOISE = 0.5, 0.5
-"""How far a start is moved toward another sample at most, for half of them; and the most noise on it, in
-units of a feature's root mean square. Shifts of the same kind as in training, and between the sources."""
+"""Largest share of another sample in half of the starts, and largest noise on a start, in units of the
+features' root mean square: shifts of the same kind as in training, and between the sources."""
 
 
 @torch.no_grad()
@@ -88,7 +88,7 @@ def _starts(feature: Tensor, generator: torch.Generator) -> list[Tensor]:
 def _chains(
     fold: Folded, start: Tensor, step: StepSettings, num_steps: int, generator: torch.Generator
 ) -> tuple[StartPoint, Tensor | None, Tensor, Tensor]:
-    """What the energies know at the starts, z, where the chains end, and what is said there."""
+    """Energies and hidden layers at the starts, z, chain ends, and the predictions at the ends."""
     start_of_all, latent = start.expand(len(fold.source_center), -1, -1), None
     if fold.latent is not None:
         mean, std = fold.latent(start)

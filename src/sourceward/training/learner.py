@@ -14,7 +14,7 @@ from sourceward.data.feeds import Feed
 from sourceward.settings import LoopSettings
 
 CHECK_EVERY = 20
-"""Iterations between looks at the loss: each look waits for the device."""
+"""Iterations between checks of the loss: each of them waits for the device."""
 
 MEAN_FROM = 100
 """The first iterate of a plain mean."""
@@ -117,7 +117,7 @@ class Learner:
 
     @property
     def current(self) -> Any:
-        """The weights that count: the average, where there is one."""
+        """The weights to use: the average, unless none is kept."""
         return self.average if self.loop.average else self.network
 
     @torch.no_grad()

@@ -32,7 +32,7 @@ class Log(Protocol):
 
 
 class Training:
-    """One training, from its checkpoint, where there is one, to its end.
+    """One training, from its start or its checkpoint to its end.
 
     Args:
         learner: weights, optimizer and randomness; its `loop.max_iter` is the end.

@@ -1,5 +1,5 @@
-"""Which iterate of a training is handed on. A rule sees each look at source validation as it comes, and says
-whether these weights take the place of those kept so far: no more than one set is ever kept."""
+"""Which iterate of a training is kept. After every validation a rule decides whether the present weights
+replace those kept so far: no more than one set is ever kept."""
 
 import math
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ def takes_over(scores: dict[str, Any], kept: Mapping[str, Any], rule: str, on: s
     """Whether the weights behind `scores` are kept in place of those behind `kept`, which may be empty.
 
     `late` is for averages of many iterates: near its ceiling source validation tells them apart by luck
-    alone, and the longer average is the safer bet. It writes `peak`, the best look so far, into `scores`.
-    One set of weights is enough for it: the bar rises only with a look that is itself above it.
+    alone, and the longer average is the safer bet. It writes `peak`, the best validation so far, to `scores`.
+    One set of weights is enough for it: the threshold rises only with a validation that exceeds it.
 
     Args:
         scores: `on` and, for `late`, `per_source`: `on` and the number of `samples` of each source.

@@ -97,7 +97,7 @@ class TestRealWeights:
     def test_resnet_v1_needs_its_stride(self, photos, recwarn):
         right = score("torchvision:resnet50-v1", RESNET_V1, photos)
         assert not recwarn.list
-        with pytest.warns(UserWarning, match="name torchvision:resnet50-v1"):
+        with pytest.warns(UserWarning, match="Use torchvision:resnet50-v1"):
             wrong = score("torchvision:resnet50", RESNET_V1, photos)
         assert right[0] > 0.8
         assert right[0] >= wrong[0]

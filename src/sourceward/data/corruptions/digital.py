@@ -58,7 +58,7 @@ def pixelate(images: Tensor, scale: float, generator: Generator) -> Tensor:
 
 
 def _box(size: int, smaller: int, device: torch.device) -> Tensor:
-    """Return the matrix (smaller, size) of Pillow's BOX filter: means of pixels with centres in a cell."""
+    """Return the matrix (smaller, size) of Pillow's BOX filter: means of pixels with centres in a box."""
     scale = size / smaller
     centre = (torch.arange(smaller, device=device, dtype=torch.float64) + 0.5) * scale
     offset = torch.arange(size, device=device) + 0.5 - centre[:, None]
