@@ -150,8 +150,8 @@ class EnergyAdaptation:
         feature, probability, per_source, before, after, steps = parts
         used = steps if self.sources is None else steps[:, list(self.sources)]
         status = np.where((used > 0).any(1), ADAPTED, ENERGY_NOT_LOWER)
-        if self._settings.num_steps == 0:
-            status[:] = NOT_ADAPTED
+        if self._settings.num_steps == 0:  # energies may still weight the sources
+            status[:] = NOT_ADAPTED if self._settings.is_off else ADAPTED
         return AdaptationResult(
             feature.reshape(-1, sources, network.dim),
             probability,

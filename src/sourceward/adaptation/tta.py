@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adaptation.base import ADAPTERS, AdaptationResult, Unsuitable
+from sourceward.adaptation.base import ADAPTED, ADAPTERS, NOT_ADAPTED, AdaptationResult, Unsuitable
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.images import image_preprocessing
 from sourceward.data.transforms import OWN, TRANSFORMS, Copy, as_bytes, make_copies, parse_transforms
@@ -86,7 +86,7 @@ def apply_copy(copy: Copy, predict: Callable[[Tensor], T], statistics: Statistic
 
 
 def average(results: Sequence[AdaptationResult], weights: Sequence[float]) -> AdaptationResult:
-    """Average the probabilities over copies; energies, features and status are those of the sample itself."""
+    """Average the probabilities over copies; energies and features are those of the sample itself."""
     if len(results) == 1:
         return results[0]
     share = np.asarray(weights) / np.sum(weights)
@@ -95,7 +95,8 @@ def average(results: Sequence[AdaptationResult], weights: Sequence[float]) -> Ad
         return sum(w * getattr(result, name) for w, result in zip(share, results))
 
     averaged = {name: mean(name).astype(np.float32) for name in ("probabilities", "per_source")}
-    return replace(results[0], **averaged)
+    status = results[0].status
+    return replace(results[0], status=np.where(status == NOT_ADAPTED, ADAPTED, status), **averaged)
 
 
 @torch.no_grad()

@@ -164,13 +164,3 @@ def mean_amplitude(images: Iterable[Tensor]) -> Tensor:
     for batch in images:
         count, total = count + len(batch), torch.fft.rfft2(batch.float() / 255).abs().sum(0) + total
     return total / count
-
-
-def describe_transforms(names: str) -> str:
-    """Transforms in words.
-
-    >>> describe_transforms("hflip+crop")
-    'horizontal flip and centre crop, resized'
-    """
-    *most, last = (TRANSFORMS[name].about for name in parse_transforms(names))
-    return f"{', '.join(most)} and {last}" if most else last

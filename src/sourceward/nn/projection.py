@@ -29,18 +29,6 @@ class Projected(nn.Module):
         return stable_matmul(feature, self.projection)  # bfloat16 would lose precision
 
 
-def project_features(
-    backbone: nn.Module | None, feature: Tensor, train: slice, dim: int | None
-) -> tuple[nn.Module | None, Tensor]:
-    """The backbone followed by a projection on the principal components of the `train` rows, and `feature`
-    projected by it. Features no wider than `dim` are not projected.
-    """
-    if dim is None or feature.shape[1] <= dim:
-        return backbone, feature
-    projected = Projected(backbone, principal_components(feature[train], dim))
-    return projected, projected.project(feature)
-
-
 def principal_components(feature: Tensor, dim: int) -> Tensor:
     """The `dim` directions of greatest variance of (batch, wide) features, as columns: (wide, dim).
 
