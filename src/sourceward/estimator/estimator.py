@@ -1,6 +1,7 @@
 """`EnergyAdapter`: the method for feature matrices, with scikit-learn's conventions."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     each source's learned energy, the source classifiers predict, and their predictions are aggregated: one
     sample at a time, no weight changes, no state.
 
-    Test-time settings can be changed on a fitted estimator (`set_params`) and apply to the next prediction.
+    Test-time settings can be changed after fitting (`set_params`) and apply to the next prediction.
 
     Args:
         num_steps: Langevin steps at test time; 0 predicts without adaptation. `auto` chooses 5, 2 or 0 steps,
@@ -199,7 +200,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     def set_network(self, network: Network, settings: AdaptSettings) -> "EnergyAdapter":
         """Take a trained network and the test-time settings that were chosen for it."""
         if settings.aggregation == "learned" and settings.source_weights is None:
-            settings = AdaptSettings(**{**vars(settings), "source_weights": BY_ENERGY})
+            settings = replace(settings, source_weights=BY_ENERGY)
         self.network_, self.n_iter_, self._head = network, self.max_iter, self.head
         self.num_steps_, self.adapts_ = settings.num_steps, not settings.is_off
         self.source_weights_ = settings.source_weights
@@ -223,6 +224,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any, sample_domain: Any = None) -> np.ndarray:
         """The most probable class of each sample."""
+        check_is_fitted(self, "network_")
         return self.classes_[self.predict_proba(X).argmax(1)]
 
     def adapt(
@@ -296,5 +298,5 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         )
 
     def _forget(self) -> None:
-        for name in ("network_", "source_weights_"):
-            self.__dict__.pop(name, None)  # a fit that fails leaves nothing half fitted
+        """Leave nothing half fitted when a fit fails."""
+        self.__dict__.pop("network_", None), self.__dict__.pop("source_weights_", None)

@@ -1,4 +1,4 @@
-"""`Model`: one folder that predicts anywhere, without its training data and without network access.
+"""`Model`: one folder that predicts anywhere, without its training data and without a network.
 
 config.json         classes, sources, backbone, preprocessing, settings, provenance, metrics
 model.safetensors   backbone, heads, energies, class centres, feature scale
