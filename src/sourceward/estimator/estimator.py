@@ -33,10 +33,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     """Classify samples of an unseen domain after adapting each one to the source domains.
 
     Fit on features of several labelled source domains. At prediction every sample takes Langevin steps down
-    each source's learned energy, the source classifiers predict, and their predictions are aggregated: one
-    sample at a time, no weight changes, no state.
-
-    Test-time settings can be changed after fitting (`set_params`) and apply to the next prediction.
+    each source's energy, and the predictions of the source classifiers are aggregated. Test-time settings can
+    be changed after fitting (`set_params`).
 
     Args:
         num_steps: Langevin steps at test time; 0 predicts without adaptation. `auto` chooses 5, 2 or 0 steps,

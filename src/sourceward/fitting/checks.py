@@ -1,6 +1,6 @@
 """What `fit` decides before any work: sources, backbone, rows, candidates, and what it refuses."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
 from sourceward.settings import AUTO
-from sourceward.training.configuration import NONE, FitSettings
+from sourceward.training.configuration import NONE, FitSettings, is_pretrained, settings_for
+from sourceward.training.presets import PRESETS
 from sourceward.validation.crossfit import statistics_layers
 from sourceward.validation.folds import MIN_SOURCES
 
@@ -147,3 +148,21 @@ def validation_rows(sources: DomainDataset, settings: FitSettings) -> list[np.nd
 
 def _by_domain(sources: DomainDataset, rows: np.ndarray) -> list[np.ndarray]:
     return [rows[sources.domains[rows] == code] for code in range(len(sources.domain_names))]
+
+
+def choose_settings(
+    kind: str,
+    backbone: Any,
+    weights: Any,
+    preset: str | None,
+    settings: FitSettings | Mapping[str, Any] | None,
+    trains: bool,
+) -> tuple[Any, FitSettings]:
+    """The backbone's spec and the settings of a fit: those of the recipe, the preset, then the caller."""
+    chosen = PRESETS[preset] if preset is not None else None
+    spec = backbone or (chosen.backbone if chosen and kind != "features" else None)
+    if isinstance(settings, FitSettings):
+        settings.refuse_unused(trains)
+        return spec, settings
+    layer, pretrained = chosen.layer(trains) if chosen else None, is_pretrained(kind, spec, weights)
+    return spec, settings_for(trains, layer, settings, pretrained=pretrained)

@@ -29,6 +29,7 @@ from sourceward.fitting.checks import (
     FROZEN_TTA,
     TRAINED_TTA,
     check_settings,
+    choose_settings,
     chooses,
     configuration_of,
     make_backbone,
@@ -40,10 +41,9 @@ from sourceward.fitting.checks import (
 from sourceward.model import Model, load
 from sourceward.nn.backbones import Backbone
 from sourceward.settings import AUTO
-from sourceward.training.configuration import NONE, FitSettings, is_pretrained, settings_for
+from sourceward.training.configuration import NONE, FitSettings
 from sourceward.training.finetune import finetune
 from sourceward.training.joint import train_joint
-from sourceward.training.presets import PRESETS
 from sourceward.training.run_folder import Context, RunFolder, open_board, software
 from sourceward.validation.crossfit import crossfit_folds, source_statistics
 from sourceward.validation.folds import MIN_SOURCES, Source
@@ -89,16 +89,8 @@ def fit(
         raise InputError(f"Expected `seed` to be 0 or more and below 2^32, but got {seed}.")
     processes, place = join_processes(device)
     sources = select_sources(open_dataset(data), target, allow_missing)
-    chosen = PRESETS[preset] if preset is not None else None
-    raw = sources.kind != "features"
-    spec = backbone or (chosen.backbone if chosen and raw else None)
-    trains = raw and not freeze
-    if isinstance(settings, FitSettings):
-        plan = settings
-        plan.refuse_unused(trains)
-    else:
-        pretrained = is_pretrained(sources.kind, spec, weights)
-        plan = settings_for(trains, chosen.layer(trains) if chosen else None, settings, pretrained=pretrained)
+    trains = sources.kind != "features" and not freeze
+    spec, plan = choose_settings(sources.kind, backbone, weights, preset, settings, trains)
     body = make_backbone(sources, spec, weights, plan, trains, seed)
     check_settings(sources, body, plan, trains)
     configuration = configuration_of(sources, body, freeze, plan, seed, processes)

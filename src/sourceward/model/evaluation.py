@@ -17,7 +17,8 @@ from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import encode, prepare_samples
 from sourceward.data.transforms import parse_transforms
 from sourceward.functional.bootstrap import interval, paired_draws
-from sourceward.model.model import PLURAL, Model
+from sourceward.model.items import PLURAL
+from sourceward.model.model import Model
 
 
 def evaluate(

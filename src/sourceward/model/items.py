@@ -10,6 +10,9 @@ from torch import Tensor
 from sourceward._util.errors import InputError
 from sourceward.data.decode import Geometry, decode_image, map_threads, resize_arrays
 
+PLURAL = {"image": "images", "text": "texts", "features": "features"}
+"""What a model reads, for messages."""
+
 
 def read_images(items: Any, shape: Geometry) -> Tensor:
     """Return uint8 (n, 3, height, width) from paths, PIL images, arrays, or one array or tensor of all."""

@@ -35,15 +35,13 @@ from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.sources import source_numbers
 from sourceward.model.captured import adapt_captured, forget_encoder
 from sourceward.model.file import CARD, CONFIG, FORMAT_VERSION, WEIGHTS, describe_model, read_folder
-from sourceward.model.items import describe, is_matrix, items_of, read_images
+from sourceward.model.items import PLURAL, describe, is_matrix, items_of, read_images
 from sourceward.model.prediction import Prediction, explain
 from sourceward.model.prefetch import prefetch, send
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.folded import clear_folded
 from sourceward.settings import AdaptSettings
-
-PLURAL = {"image": "images", "text": "texts", "features": "features"}
 
 
 @dataclass
@@ -74,7 +72,6 @@ class Model:
 
     @property
     def settings(self) -> AdaptSettings:
-        """Test-time settings as chosen."""
         return self.adapter.settings_
 
     @property
@@ -99,8 +96,7 @@ class Model:
     def with_tta(self, transforms: str) -> "Model":
         """The same model with other transforms of test-time augmentation.
 
-        Every copy costs a pass of the backbone; `fourier` and `adain` make one copy per source. Features are
-        predicted without copies.
+        Every copy costs a pass of the backbone; `fourier` and `adain` make one copy per source.
 
         Args:
             transforms: names in `list_transforms()`, joined by +, such as "hflip+adain"; "" for none.

@@ -15,9 +15,8 @@ from sourceward.model import load
 from sourceward.settings import AdaptSettings
 from sourceward.training.configuration import NONE, FitSettings, is_pretrained, settings_for
 from sourceward.training.presets import PRESETS
-from sourceward.training.run_folder import CONFIG
+from sourceward.training.run_folder import CONFIG, LAST
 
-LAST = "last.safetensors"
 FIXED = {"num_steps": AdaptSettings.num_steps, "tta": NONE}
 """Settings of a training without validation, where only methods with a number of steps are evaluated."""
 
