@@ -18,6 +18,15 @@ from sourceward.samplers import SAMPLERS, StepSettings
 AUTO = "auto"
 """Let leave-one-domain-out validation choose."""
 
+HEAD = "pooled"
+"""Default head, a name in `nn.heads.HEADS`."""
+
+WHITEN = True
+"""Whiten features by the covariance within classes and between sources."""
+
+KL_WEIGHT = 0.02
+"""Default weight of KL(q(z|d) || p(z|x)), for features of norm sqrt(dim)."""
+
 SCHEDULES = ("cosine", "step", "constant")
 SUPERVISE = ("all", "last")
 

@@ -23,7 +23,7 @@ from sourceward.functional.source_weights import BY_ENERGY
 from sourceward.nn import Network
 from sourceward.nn.projection import Projected
 from sourceward.samplers import StepSettings
-from sourceward.settings import AUTO, AdaptSettings, LoopSettings, TrainSettings
+from sourceward.settings import AUTO, HEAD, KL_WEIGHT, WHITEN, AdaptSettings, LoopSettings, TrainSettings
 from sourceward.training.loop import Log
 from sourceward.validation.folds import MIN_SOURCES, Fold, Source, feature_folds
 from sourceward.validation.leave_one_domain_out import LENGTHS, validate
@@ -79,14 +79,14 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         sampler: str = AdaptSettings.sampler,
         aggregation: str = AdaptSettings.aggregation,
         num_draws: int = AdaptSettings.num_draws,
-        head: str = "pooled",
-        whiten: bool = True,
+        head: str = HEAD,
+        whiten: bool = WHITEN,
         *,
         max_iter: int = LoopSettings.max_iter,
         batch_size: int = LoopSettings.batch_size,
         learning_rate: float = LoopSettings.learning_rate,
         energy_learning_rate: float = LoopSettings.energy_learning_rate,
-        kl_weight: float = 0.02,
+        kl_weight: float = KL_WEIGHT,
         train: TrainSettings | Mapping[str, Any] | None = None,
         checkpoint: str | Path | None = None,
         device: str = "cpu",

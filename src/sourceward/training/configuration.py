@@ -13,7 +13,7 @@ from sourceward.data.augment import Augmentation
 from sourceward.data.transforms import parse_transforms
 from sourceward.nn.heads import HEADS
 from sourceward.samplers import StepSettings
-from sourceward.settings import AUTO, AdaptSettings, LoopSettings, TrainSettings
+from sourceward.settings import AUTO, HEAD, KL_WEIGHT, WHITEN, AdaptSettings, LoopSettings, TrainSettings
 from sourceward.training.finetune import FineTuneSettings
 from sourceward.training.presets import OF_BACKBONE
 
@@ -28,8 +28,8 @@ TWO_STAGE: dict[str, Any] = {
     "num_steps": AUTO,
     **{name: getattr(LoopSettings, name) for name in ("max_iter", "batch_size", "learning_rate")},
     "backbone_learning_rate": LoopSettings.backbone_learning_rate,
-    "whiten": True,
-    "kl_weight": 0.02,
+    "whiten": WHITEN,
+    "kl_weight": KL_WEIGHT,
     "train": TrainSettings(),
 }
 JOINT: dict[str, Any] = {
@@ -116,7 +116,7 @@ class FitSettings:
     sampler: str = AdaptSettings.sampler
     aggregation: str = AdaptSettings.aggregation
     num_draws: int = AdaptSettings.num_draws
-    head: str = "pooled"
+    head: str = HEAD
     whiten: bool = BY_RECIPE
     max_iter: int = BY_RECIPE
     batch_size: int = BY_RECIPE

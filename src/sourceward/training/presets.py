@@ -71,7 +71,7 @@ AS_PACS = f"{OURS}: as on PACS; not stated in the paper"
 NOT_STATED = f"{OURS}: not stated in the paper"
 STEP_SCHEDULE = Value("step", f"{CODE}: x 0.1 at 60 %")
 
-HEADS: dict[str, Value] = {
+HEAD_SETTINGS: dict[str, Value] = {
     "head": Value("prototype", CODE),
     "max_iter": Value(10_000, TEXT),
     "batch_size": Value(128, f"{TEXT}: samples of each source"),
@@ -91,7 +91,7 @@ HEADS: dict[str, Value] = {
 
 PAPER: dict[str, Value] = {
     "recipe": Value("joint", f"{TEXT}: Algorithm 1"),
-    **HEADS,
+    **HEAD_SETTINGS,
     "train.schedule": STEP_SCHEDULE,
 }
 
@@ -205,7 +205,7 @@ for data, title, model, network, learning_rate in (
         f"{title}, clean images as the one source, extra corruptions as negatives, {network}",
         data,
         Value(f"timm:{model}", NOT_STATED),
-        HEADS | UNSTATED,
+        HEAD_SETTINGS | UNSTATED,
         {
             "whiten": Value(False, f"{TEXT}: none"),
             "recipe": Value("two-stage", f"{OURS}: `joint` has only noise negatives for a single source"),

@@ -11,7 +11,7 @@ from sourceward.nn.backbones.preprocessing import ImagePreprocessing
 from sourceward.nn.backbones.resnet_v1 import split_name, stride_in_1x1
 from sourceward.nn.backbones.weights import OTHERWISE
 
-HEADS = ("fc", "classifier", "heads", "head")
+CLASSIFIER_LAYERS = ("fc", "classifier", "heads", "head")
 
 
 def build(name: str, options: BuildOptions) -> Parts:
@@ -65,7 +65,7 @@ def without_head(network: nn.Module) -> nn.Module:
         if hasattr(network, branch):
             setattr(network, branch, None)
             network.aux_logits = False  # type: ignore[assignment]
-    name = next(name for name in HEADS if hasattr(network, name))
+    name = next(name for name in CLASSIFIER_LAYERS if hasattr(network, name))
     head = getattr(network, name)
     if type(network).__name__ == "SqueezeNet":  # its classifier is a convolution
         network.classifier = nn.AdaptiveAvgPool2d(1)

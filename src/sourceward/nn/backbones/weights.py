@@ -10,9 +10,19 @@ from torch import Tensor, nn
 
 from sourceward._util.errors import InputError
 
-HEADS = ("fc", "classifier", "head", "heads", "head_dist", "last_linear", "AuxLogits", "aux1", "aux2")
+CLASSIFIER_LAYERS = (
+    "fc",
+    "classifier",
+    "head",
+    "heads",
+    "head_dist",
+    "last_linear",
+    "AuxLogits",
+    "aux1",
+    "aux2",
+)
 """Names of classifier layers in vision libraries."""
-TEXT_HEADS = ("cls", "lm_head", "pooler", "pre_classifier", "qa_outputs", "score", "vocab_transform",
+TEXT_LAYERS = ("cls", "lm_head", "pooler", "pre_classifier", "qa_outputs", "score", "vocab_transform",
               "vocab_layer_norm", "vocab_projector")  # fmt: skip
 BUFFERS = ("num_batches_tracked", "position_ids", "relative_position_index", "attn_mask")
 """Counters and constants that files may lack without a change of the outputs."""
@@ -103,7 +113,7 @@ def common_prefix(given: Iterable[str], wanted: Iterable[str]) -> str:
 
 
 def _ignored(key: str) -> bool:
-    return key.split(".")[0] in HEADS + TEXT_HEADS or key.endswith(BUFFERS)
+    return key.split(".")[0] in CLASSIFIER_LAYERS + TEXT_LAYERS or key.endswith(BUFFERS)
 
 
 def _full_precision(value: Tensor) -> Tensor:
