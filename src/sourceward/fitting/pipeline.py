@@ -151,7 +151,8 @@ def _joint(data: SourceData, backbone: Backbone, context: Context, info: dict[st
     network.amplitudes = source_amplitudes(
         data.dataset, training_rows(data.dataset, settings), backbone, context.device
     )
-    network.feature_statistics = source_statistics(backbone, data.samples, data.train)
+    assert network.backbone is not None  # the averaged one, not the last iterate
+    network.feature_statistics = source_statistics(network.backbone, data.samples, data.train)
     info["cost"], info["expected_gain"] = {"joint": cost}, None
     info["metrics"] = scores | {"seconds": context.seconds()}
     tta = "" if settings.tta in (AUTO, NONE) else settings.tta
