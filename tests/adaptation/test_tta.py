@@ -7,7 +7,8 @@ import torch
 from sourceward import create_adapter
 from sourceward._util.errors import InputError
 from sourceward.adaptation import Unsuitable
-from sourceward.adaptation.tta import Statistics, average, copies_of, copy_features, flat, inner_backbone
+from sourceward.adaptation.images import inner_backbone
+from sourceward.adaptation.tta import Statistics, average, copies_of, copy_features, flat
 from sourceward.data.transforms import (
     OWN,
     TRANSFORMS,

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from sourceward import EnergyAdapter
+from sourceward.adaptation.tta import CopyFeatures
 from sourceward.functional.source_weights import BY_ENERGY
 from sourceward.settings import AdaptSettings
-from sourceward.validation.folds import CopyPart, Source, feature_folds
+from sourceward.validation.folds import Source, feature_folds
 from sourceward.validation.leave_one_domain_out import LENGTHS, choose, estimate
 from tests.helpers import QUICK, make_domains
 
@@ -74,7 +75,7 @@ def folds_with_copies(helps: bool):
     for fold in feature_folds(sources, "abc"):
         noisy = fold.feature + 3 * torch.randn(fold.feature.shape, generator=generator)
         test, copy = (noisy, fold.feature) if helps else (fold.feature, noisy)
-        yield fold._replace(feature=test, copies={"hflip": [CopyPart(copy, 3.0)]})
+        yield fold._replace(feature=test, copies={"hflip": [CopyFeatures(copy, 3.0)]})
 
 
 @pytest.mark.parametrize("helps", [True, False])

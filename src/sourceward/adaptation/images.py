@@ -1,15 +1,23 @@
-"""The image backbone inside a network, for adapters that transform images."""
+"""The backbone inside a network, for adapters that transform images."""
 
 from sourceward.adaptation.base import Unsuitable
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
+from sourceward.nn.projection import Projected
+
+
+def inner_backbone(network: Network) -> Backbone | None:
+    """Return the backbone without the projection that may follow it; None where inputs are features."""
+    backbone = network.backbone
+    inner = backbone.backbone if isinstance(backbone, Projected) else backbone
+    return inner if isinstance(inner, Backbone) else None
 
 
 def image_backbone(network: Network) -> Backbone:
     """Return the image backbone itself, without the projection that may follow it."""
-    for module in network.modules():
-        if isinstance(module, Backbone) and module.kind == "image":
-            return module
+    backbone = inner_backbone(network)
+    if backbone is not None and backbone.kind == "image":
+        return backbone
     raise Unsuitable("This adapter transforms images, but this model has no image backbone.")
 
 

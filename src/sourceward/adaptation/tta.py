@@ -14,13 +14,11 @@ from torch import Tensor
 
 from sourceward.adaptation.base import ADAPTED, ADAPTERS, NOT_ADAPTED, AdaptationResult, Unsuitable
 from sourceward.adaptation.energy import EnergyAdaptation
-from sourceward.adaptation.images import image_preprocessing
+from sourceward.adaptation.images import image_preprocessing, inner_backbone
 from sourceward.data.transforms import OWN, TRANSFORMS, Copy, as_bytes, make_copies, parse_transforms
 from sourceward.nn import Network
-from sourceward.nn.backbones import Backbone
 from sourceward.nn.backbones.preprocessing import denormalize, normalize
 from sourceward.nn.feature_statistics import FeatureStatistics
-from sourceward.nn.projection import Projected
 from sourceward.settings import AdaptSettings
 
 T = TypeVar("T")
@@ -48,7 +46,7 @@ class Statistics(NamedTuple):
 
 
 class CopyFeatures(NamedTuple):
-    """Rescaled features of one copy of the samples, and its weight in the average."""
+    """Features of one copy of the samples, and its weight in the average."""
 
     feature: Tensor
     weight: float
@@ -145,13 +143,6 @@ def predict_copies(
     """Adapt every copy and average."""
     adapter = EnergyAdaptation(settings)
     return average([adapter(network, copy.feature) for copy in copies], [copy.weight for copy in copies])
-
-
-def inner_backbone(network: Network) -> Backbone | None:
-    """The backbone itself, without a projection around it."""
-    backbone = network.backbone
-    inner = backbone.backbone if isinstance(backbone, Projected) else backbone
-    return inner if isinstance(inner, Backbone) else None
 
 
 @ADAPTERS.register("tta")

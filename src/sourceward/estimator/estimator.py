@@ -32,9 +32,8 @@ from sourceward.validation.leave_one_domain_out import LENGTHS, validate
 class EnergyAdapter(ClassifierMixin, BaseEstimator):
     """Classify samples of an unseen domain after adapting each one to the source domains.
 
-    Fit on features of several labelled source domains. At prediction every sample takes Langevin steps down
-    each source's energy, and the predictions of the source classifiers are aggregated. Test-time settings can
-    be changed after fitting (`set_params`).
+    At prediction every sample takes Langevin steps down each source's energy, and the predictions of the source
+    classifiers are aggregated. Test-time settings can be changed after fitting (`set_params`).
 
     Args:
         num_steps: Langevin steps at test time; 0 predicts without adaptation. `auto` chooses 5, 2 or 0 steps,
@@ -170,6 +169,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self.start(names, classes, sources[0].feature.shape[1])
         network = fit_network(self, sources, shifted, checkpoint=self.checkpoint, log=log)
         settings = self._settings(LENGTHS[0] if self.num_steps == AUTO else self.num_steps)
+        settings = settings if self.num_steps else settings.off()
         chooses = self.num_steps == AUTO or self.aggregation == "learned" or bool(tta)
         folds = feature_folds(sources, names) if folds is None else folds
         held = list(folds) if len(sources) >= MIN_SOURCES and chooses else []

@@ -6,8 +6,8 @@ from sourceward.validation.expected_gain import ExpectedGain
 
 SHOWN_CLASSES = 20
 NOT_ESTIMATED = (
-    "Not estimated: the expected gain on an unseen domain needs `num_steps='auto'` and at least 3 source "
-    "domains."
+    "Not estimated: the expected gain on an unseen domain needs `num_steps='auto'`, at least 3 source "
+    "domains and, with a fine-tuned backbone, `recipe=two-stage` and `crossfit` above 0."
 )
 
 _INPUT = {"image": "Images", "text": "Texts", "features": "Feature vectors"}

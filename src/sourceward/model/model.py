@@ -21,14 +21,8 @@ from sourceward._util.errors import InputError
 from sourceward._util.storage import save_tensors, write_whole
 from sourceward.adaptation.base import AdaptationResult, join
 from sourceward.adaptation.energy import EnergyAdaptation
-from sourceward.adaptation.tta import (
-    Statistics,
-    apply_copy,
-    average,
-    check_transforms,
-    copies_of,
-    inner_backbone,
-)
+from sourceward.adaptation.images import inner_backbone
+from sourceward.adaptation.tta import Statistics, apply_copy, average, check_transforms, copies_of
 from sourceward.data.loading import image_geometry, rows_per_pass
 from sourceward.data.transforms import OWN
 from sourceward.estimator import EnergyAdapter

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from sourceward._util.devices import ALONE
-from sourceward.adaptation.tta import Statistics, copy_features
+from sourceward.adaptation.tta import CopyFeatures, Statistics, copy_features
 from sourceward.data import DomainDataset
 from sourceward.data.loading import Samples, SourceData, encode, load_sources, prepare_samples
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.feature_statistics import FeatureStatistics, early_maps, mean_statistics
 from sourceward.training.finetune import finetune
 from sourceward.training.run_folder import CROSSFIT, Context, RunFolder
-from sourceward.validation.folds import CopyPart, Fold, Source, chosen_rows
+from sourceward.validation.folds import Fold, Source, chosen_rows
 
 STATISTICS_ROWS = 400
 """Images of a source that its amplitudes and feature statistics are taken from."""
@@ -92,7 +92,7 @@ def make_fold(
 
 def encode_copies(
     names: str, statistics: Statistics, backbone: Backbone, samples: Samples, rows: slice
-) -> dict[str, list[CopyPart]]:
+) -> dict[str, list[CopyFeatures]]:
     """Raw features of samples, under the name "", and of their copies by transform; on the host."""
 
     def features(images: Tensor) -> Tensor:
@@ -100,7 +100,8 @@ def encode_copies(
 
     found = copy_features(names, statistics, backbone, features, samples.stored(rows))
     return {
-        name: [CopyPart(part.feature.cpu(), part.weight) for part in parts] for name, parts in found.items()
+        name: [CopyFeatures(part.feature.cpu(), part.weight) for part in parts]
+        for name, parts in found.items()
     }
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sourceward.adaptation.tta import CopyFeatures
+
 MIN_SOURCES = 3
 """With one of them held out there must be others to take negatives from."""
 
@@ -38,13 +40,6 @@ class Source(NamedTuple):
         return Source(*(None if value is None else value.to(device) for value in self))  # type: ignore[arg-type]
 
 
-class CopyPart(NamedTuple):
-    """Features of one transformed copy of the test rows, and its weight in the average."""
-
-    feature: Tensor
-    weight: float
-
-
 class Fold(NamedTuple):
     """One held-out source: what the model without it trains on, and what it is tested on."""
 
@@ -54,7 +49,7 @@ class Fold(NamedTuple):
     """(rows, dim), of the held-out source."""
     label: Tensor
     """(rows,)."""
-    copies: Mapping[str, Sequence[CopyPart]] = {}
+    copies: Mapping[str, Sequence[CopyFeatures]] = {}
     """Copies of those rows by transform, where test-time augmentation is to be chosen."""
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sourceward.adaptation.tta import CopyFeatures
 from sourceward.data import DomainDataset
 from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import prepare_samples
@@ -17,7 +18,7 @@ from sourceward.data.transforms import mean_amplitude
 from sourceward.nn.backbones import Backbone
 from sourceward.training.run_folder import Context
 from sourceward.validation.crossfit import STATISTICS_ROWS, TTA_ROWS
-from sourceward.validation.folds import CopyPart, Fold, Source, chosen_rows
+from sourceward.validation.folds import TEST_ROWS, Fold, Source, chosen_rows
 
 
 class FrozenSources:
@@ -40,10 +41,8 @@ class FrozenSources:
         amplitudes: Tensor | None,
     ) -> None:
         self.dataset, self.rows, self.backbone, self.context = sources, rows, backbone, context
-        self.amplitudes, self.toward = (
-            amplitudes,
-            [directions(n, len(r), len(rows)) for n, r in enumerate(rows)],
-        )
+        self.amplitudes = amplitudes
+        self.toward = [directions(number, len(own), len(rows)) for number, own in enumerate(rows)]
         encoded = sources
         if backbone is not None:
             encoded = extract_features(sources, backbone, context.device, context.progress)
@@ -60,13 +59,12 @@ class FrozenSources:
         for number, name in enumerate(self.dataset.domain_names):
             others = [other for other in range(len(self.rows)) if other != number]
             train = [self._source(other, number) for other in others]
-            chosen = self.rows[number][
-                chosen_rows(len(self.rows[number]), *([TTA_ROWS] if transforms else []))
-            ]
+            own = self.rows[number]
+            chosen = own[chosen_rows(len(own), TTA_ROWS if transforms else TEST_ROWS)]
             copies = {}
             if transforms:
                 parts = [self._mixed(chosen, np.full(len(chosen), other)) for other in others]
-                copies = {"fourier": [CopyPart(part, 1 / len(parts)) for part in parts]}
+                copies = {"fourier": [CopyFeatures(part, 1 / len(parts)) for part in parts]}
             yield Fold(name, train, self.feature[chosen], self.label[chosen], copies)
 
     def _copies(self) -> bool:

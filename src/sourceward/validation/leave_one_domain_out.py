@@ -113,8 +113,8 @@ def validate(
     chosen = settings.off() if best is None else tried[best]
     correct = off if best is None else right[best]
     if chosen.aggregation == "learned":
-        votes = [trial.evidence(chosen) for trial in trials]
-        chosen = replace(chosen, source_weights=learn_source_weights(votes))
+        observed = [trial.evidence(chosen) for trial in trials]
+        chosen = replace(chosen, source_weights=learn_source_weights(observed))
     names = ""
     if tta:
         predict = [trial.with_tta(chosen) for trial in trials]
@@ -133,10 +133,10 @@ def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.nd
     """Correct predictions on every held-out source; source weights are learned on the *other* ones."""
     if settings.aggregation != "learned":
         return [trial.correct(trial.predict(settings)) for trial in trials]
-    votes = [trial.evidence(settings) for trial in trials]
+    observed = [trial.evidence(settings) for trial in trials]
     found = []
-    for place, own in enumerate(votes):
-        weights = learn_source_weights([vote for other, vote in enumerate(votes) if other != place])
+    for place, own in enumerate(observed):
+        weights = learn_source_weights([one for other, one in enumerate(observed) if other != place])
         probability = AGGREGATIONS["learned"](
             own.probability, own.label, own.label, score(own.values, weights)
         )
