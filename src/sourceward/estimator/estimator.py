@@ -32,8 +32,8 @@ from sourceward.validation.leave_one_domain_out import LENGTHS, validate
 class EnergyAdapter(ClassifierMixin, BaseEstimator):
     """Classify samples of an unseen domain after adapting each one to the source domains.
 
-    At prediction every sample takes Langevin steps down each source's energy, and the predictions of the source
-    classifiers are aggregated. Test-time settings can be changed after fitting (`set_params`).
+    At prediction every sample takes Langevin steps down each source's energy, and the predictions of the
+    source classifiers are aggregated. Test-time settings can be changed after fitting (`set_params`).
 
     Args:
         num_steps: Langevin steps at test time; 0 predicts without adaptation. `auto` chooses 5, 2 or 0 steps,
