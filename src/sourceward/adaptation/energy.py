@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sourceward._util.graphs import Graph, replay
+from sourceward._util.threads import threads_for
 from sourceward.adaptation.base import (
     ADAPTED,
     ADAPTERS,
@@ -108,7 +109,8 @@ class EnergyAdaptation:
 
         if not network.scale.is_cuda:
             _eval_mode(network, encoder)
-            return table(inputs)
+            with threads_for(network.dim):
+                return table(inputs)
         key = (*inputs.shape, inputs.dtype, encoder, self.settings, self.sources, self.record)
         before = last_folded(network)
         graph = None if before is None else before.graphs.get(key)

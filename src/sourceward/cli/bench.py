@@ -16,6 +16,7 @@ from sourceward.cli.options import (
     Json,
     Option,
     Quiet,
+    Threads,
     numbers,
     reader_options,
     seed_numbers,
@@ -55,6 +56,7 @@ def bench(
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: key=value.")] = None,
     option: Option = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    threads: Threads = None,
     quick: Annotated[bool, typer.Option("--quick", help="`bench speed` in seconds, to try it.")] = False,
     only: Annotated[
         str, typer.Option(help="Of `bench speed`: prediction, training, or sections, by comma.")

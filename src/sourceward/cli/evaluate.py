@@ -15,6 +15,7 @@ from sourceward.cli.options import (
     NumSteps,
     Option,
     RunPath,
+    Threads,
     Tta,
     bars,
     load_model,
@@ -31,6 +32,7 @@ def evaluate(
     tta: Tta = None,
     option: Option = None,
     device: Device = "auto",
+    threads: Threads = None,
     json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bars.")] = False,
 ) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sourceward.cli.options import Data, Device, Json, Option, Quiet, bars, reader_options
+from sourceward.cli.options import Data, Device, Json, Option, Quiet, Threads, bars, reader_options
 
 FREEZE_HINT = (
     "With --freeze, heads and energies train on fixed features in about a minute on a CPU. Start with it, "
@@ -45,6 +45,7 @@ def fit(
     batch_size: Annotated[int | None, typer.Option(help="Samples of each source per iteration.")] = None,
     option: Option = None,
     device: Device = "auto",
+    threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Accept classes that are missing from a source.")

@@ -22,6 +22,24 @@ Option = Annotated[
 ]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A model folder, written by `fit`.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+
+
+def _limit_threads(count: int | None) -> int | None:
+    from sourceward._util.threads import limit_threads
+
+    limit_threads(count)
+    return count
+
+
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        callback=_limit_threads,
+        help="CPU threads at most; by default as many as affinity and container quota allow. Small products "
+        "use one.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Tta = Annotated[
     str | None,

@@ -14,6 +14,7 @@ from sourceward.cli.options import (
     Option,
     Quiet,
     RunPath,
+    Threads,
     Tta,
     bars,
     load_model,
@@ -37,6 +38,7 @@ def predict(
     num_steps: NumSteps = None,
     tta: Tta = None,
     device: Device = "auto",
+    threads: Threads = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

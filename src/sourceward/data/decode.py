@@ -4,7 +4,6 @@ torch is imported where tensors are made, so that reading and diagnosing a datas
 """
 
 import io
-import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from sourceward._util.errors import InputError
+from sourceward._util.threads import available_cores
 from sourceward.data.cache import cache_folder, find, image_keys, store
 from sourceward.data.dataset import DomainDataset
 
@@ -191,10 +191,6 @@ def map_threads(work: Callable, rows: Iterable[int], workers: int | None) -> Ite
     """Map `work` over `rows` in threads, in order. PIL releases the interpreter lock while it decodes."""
     with ThreadPoolExecutor(workers or available_cores()) as pool:
         yield from pool.map(work, rows)
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resize_arrays(pixels: np.ndarray, shape: Geometry, chunk: int = 1024) -> "Tensor":

@@ -9,11 +9,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sourceward._util.errors import InputError
+from sourceward._util.threads import available_cores
 from sourceward.data.dataset import DomainDataset
 from sourceward.data.decode import (
     Geometry,
     Size,
-    available_cores,
     check_images,
     geometry,
     resize_arrays,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sourceward._util.devices import choose_device
+from sourceward._util.threads import threads_for
 from sourceward.data.feeds import ResidentFeed
 from sourceward.estimator.sources import fingerprint_of, held_out
 from sourceward.functional import within_and_between_covariance
@@ -48,6 +49,20 @@ def fit_network(
         log: see `Training`.
     """
     device, settings = choose_device(estimator.device), TrainSettings.of(estimator.train)
+    dim = sources[0].feature.shape[1]
+    with threads_for(min(dim, settings.components or dim)):
+        return _fit_network(estimator, sources, shifted, device, settings, checkpoint, log)
+
+
+def _fit_network(
+    estimator: "EnergyAdapter",
+    sources: Sequence[Source],
+    shifted: Part | None,
+    device: torch.device,
+    settings: TrainSettings,
+    checkpoint: str | Path | None,
+    log: Log | None,
+) -> Network:
     projection, sources, shifted = _projected(sources, shifted, settings.components)
     sources = [source.to(device) for source in sources]
     shifted = None if shifted is None else (shifted[0].to(device), shifted[1].to(device))

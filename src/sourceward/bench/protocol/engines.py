@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.data.decode import available_cores
+from sourceward._util.threads import available_cores
 
 Outcome = tuple[int, Any]
 """Number of the job, and its return value or the exception that lost its worker."""
