@@ -45,9 +45,7 @@ def bench(
         ),
     ] = "linear,ebtsa",
     steps: Annotated[str, typer.Option(help="Numbers of steps of ebtsa, by comma.")] = "0,5,10,20,auto",
-    selection: Annotated[
-        str, typer.Option(help="source, leave-one-source-out, last, or oracle (looks at the target).")
-    ] = "source",
+    selection: Annotated[str, typer.Option(help="source, last, or oracle (looks at the target).")] = "source",
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster (RAY_ADDRESS).")] = "local",
     jobs: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
     backbone: Annotated[str | None, typer.Option(help="As in `fit`.")] = None,

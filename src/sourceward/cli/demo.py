@@ -25,8 +25,7 @@ def demo(
     """Rotate handwritten digits into domains, adapt samples of unseen angles, and report the gain."""
     from sourceward._util.storage import open_folder
     from sourceward.bench.demo.experiment import DemoSettings, one_thread, quick_settings, run
-    from sourceward.bench.demo.illustrations import illustrate
-    from sourceward.bench.demo.numbers import summarize
+    from sourceward.bench.demo.numbers import illustrate, summarize
     from sourceward.report.demo import draw_figure, write_report
 
     settings = quick_settings(seed) if quick else DemoSettings(seed)

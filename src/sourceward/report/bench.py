@@ -15,8 +15,6 @@ from sourceward.report.subject import NONE, Subject, choose_subject, in_part
 
 SELECTION = {
     "source": "Settings with several candidates were chosen on validation rows of the sources.",
-    "leave-one-source-out": "Settings with several candidates were chosen by leaving out each source in "
-    "turn.",
     "last": "Nothing was selected: every setting is as given, weights are those of the last iteration.",
     "oracle": "ORACLE rows were chosen by the target's labels: an upper bound, never a result.",
 }

@@ -81,17 +81,19 @@ def targets(subject: Subject) -> Section:
 def step_curves(results: dict[str, Any]) -> Section | None:
     """Return accuracy and energy against steps, where several numbers of steps were evaluated."""
     runs = results["runs"]
-    steps = sorted({int(k) for run in runs for k in run["by_steps"] if k.isdigit()})
+    methods = {key for run in runs for key in run["methods"]}
+    keys = {int(n): key for key in methods if (n := key.removeprefix("ebtsa:num_steps=")).isdigit()}
+    keys, steps = {0: NONE, **keys}, sorted({0, *keys})
     if len(steps) < 3:
         return None
     charts = []
     for key, label, scale in (("accuracy", "accuracy, %", 100), ("energy_after", "mean energy", 1)):
         lines: dict[str, list[float]] = {}
         for where, name in tables.short_names(f"{r['data']}/{r['target']}" for r in runs).items():
-            own = [run["by_steps"] for run in runs if f"{run['data']}/{run['target']}" == where]
-            own = [by for by in own if all(str(k) in by and key in by[str(k)] for k in steps)]
+            own = [run["methods"] for run in runs if f"{run['data']}/{run['target']}" == where]
+            own = [by for by in own if all(key in by.get(keys[k], ()) for k in steps)]
             if own:
-                lines[name] = [scale * float(np.mean([by[str(k)][key] for by in own])) for k in steps]
+                lines[name] = [scale * float(np.mean([by[keys[k]][key] for by in own])) for k in steps]
         if len(lines) > len(STYLES):
             lines = {"mean over targets": np.mean(list(lines.values()), axis=0).tolist()}
         if lines:

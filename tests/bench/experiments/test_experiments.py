@@ -71,8 +71,7 @@ def test_every_experiment_runs_small(name, runs, tmp_path):
     for table in results["tables"]:
         for number, row in enumerate(table["rows"]):
             assert len(row) == (1 if number in table["groups"] else len(table["header"]))
-    # No chain is drawn where no prediction changed; `choices` are tables.
-    assert results["figures"] or name in ("trajectories", "choices", "choices-training")
+    assert results["figures"] or name == "trajectories"  # no chain is drawn where no prediction changed
     for figure in results["figures"]:
         assert figure["caption"]
         svg = (out / figure["file"]).read_text()
@@ -152,7 +151,6 @@ def test_a_published_mean_stands_beside_one_over_the_same_targets():
         ("corruptions", {}, "needs features with a domain 'clean'.*has a, b, c"),
         ("steps", {"targets": ("d",)}, "Unknown target 'd'"),
         ("latent", {"training": Training({**QUICK, "head": "linear"}, "cpu")}, "head 'linear' has none. Use"),
-        ("choices", {"data": (tiny_texts(),), "training": Training()}, "Expected features for 'choices'"),
         ("corruptions", {"data": (tiny_texts(),), "training": Training()}, "holds texts"),
     ],
 )

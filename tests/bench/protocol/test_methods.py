@@ -50,7 +50,7 @@ def test_a_refusal_names_an_adapter_as_it_is_typed(tmp_path):
     assert all(f"{name} adapts a backbone" in reason for name, reason in reasons.items() if name != "tta")
 
 
-@pytest.mark.parametrize("selection", ["oracle", "leave-one-source-out"])
+@pytest.mark.parametrize("selection", ["oracle", "source"])
 def test_a_part_of_the_rows_is_no_candidate(selection, tmp_path):
     """One row alone is answered with 0 or 100 %: no score to hold against that of all rows."""
     plan = Plan(

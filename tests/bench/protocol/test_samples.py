@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from sourceward.bench.protocol.samples import SIDE, saved_and_lost, show
+from sourceward.bench.protocol.measures import SIDE, saved_and_lost, show
 from tests.tiny_runs import CLASSES, image_folder, tiny_features, tiny_images, tiny_texts
 
 

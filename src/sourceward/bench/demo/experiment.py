@@ -41,14 +41,14 @@ ESTIMATOR: dict[str, Any] = {
     "kl_weight": 0.01,
     "train": {"chains": 16, "num_steps": 10, "guide_weight": 3.0, "feature_noise": 0.5},
 }
-"""As `demo.selection` chose them. Without whitening adaptation gains most, which is shown here."""
+"""Chosen by holding out an outermost source (docs/notes.md). Without whitening adaptation gains most."""
 CURVE = (0, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2)
 """Where the curves are measured, in units of the steps in use: up to twice as many."""
 
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """What the demo does; the defaults come from `demo.selection`, which sees sources only.
+    """What the demo does; the defaults were chosen on held-out sources.
 
     Args:
         seed: of the split, of every network and of the energies.
@@ -124,7 +124,9 @@ def run(settings: DemoSettings, show: bool | None = None) -> Demo:
     feature = encode(source_inputs)
 
     # Controls: ordinary training on the same data.
-    whole = _train(source_inputs, label, settings.whole_epochs, settings.seed, "control: whole network", show)
+    epochs = settings.whole_epochs
+    with progress_bar(epochs, "control: whole network", show) as advance:
+        whole = train_network(source_inputs, label, epochs=epochs, seed=settings.seed, on_epoch=advance)
     classifiers = fit_classifiers(feature, label.numpy(), settings.head_epochs, settings.seed)
 
     estimator = EnergyAdapter(
@@ -181,7 +183,7 @@ class Frozen:
 
 def fit_classifiers(feature: np.ndarray, label: np.ndarray, epochs: int, seed: int) -> dict[str, Any]:
     """Fit the controls on frozen features: scikit-learn classifiers on all sources together. Their settings
-    were chosen as ours were: see `demo.selection`."""
+    were chosen as ours were."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -202,13 +204,6 @@ def fit_hidden(feature: np.ndarray, label: np.ndarray, epochs: int, seed: int, n
         noisy = feature[order] + std * rng.normal(size=feature.shape).astype(feature.dtype)
         model.partial_fit(noisy, label[order], classes=np.unique(label))
     return model
-
-
-def _train(
-    inputs: torch.Tensor, label: torch.Tensor, epochs: int, seed: int, title: str, show: bool | None
-) -> DigitNet:
-    with progress_bar(epochs, title, show) as advance:
-        return train_network(inputs, label, epochs=epochs, seed=seed, on_epoch=advance)
 
 
 def _measure(

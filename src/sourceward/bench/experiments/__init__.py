@@ -2,7 +2,6 @@
 
 from sourceward.bench.experiments import (  # noqa: F401 (they register themselves)
     ablation,
-    choices,
     comparison,
     corruptions,
     cost,

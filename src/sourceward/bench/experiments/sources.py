@@ -11,7 +11,7 @@ from sourceward.bench.experiments.scores import Scores
 from sourceward.functional import AGGREGATIONS, oracle_source
 
 UNLEARNED = [how for how in AGGREGATIONS if how != "learned"]
-"""`choices-training` has the aggregation that is learned."""
+"""`learned` needs a training of its own."""
 
 ORACLE = "ORACLE: best source for each sample"
 

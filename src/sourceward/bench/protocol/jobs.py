@@ -11,11 +11,10 @@ import numpy as np
 
 from sourceward.adaptation.base import Unsuitable
 from sourceward.bench.protocol.checkpoint import Checkpoint, Part
-from sourceward.bench.protocol.measures import measure, measure_adaptation
+from sourceward.bench.protocol.measures import measure, measure_adaptation, saved_and_lost
 from sourceward.bench.protocol.methods import CONTROLS, NONE, Method
 from sourceward.bench.protocol.provenance import adapter_version, code_version
 from sourceward.bench.protocol.runs import FORMAT, key_of
-from sourceward.bench.protocol.samples import saved_and_lost
 from sourceward.bench.protocol.training import Training, train
 from sourceward.bench.speed.throughput import measure_prediction
 from sourceward.data import DomainDataset, open_dataset
@@ -38,7 +37,6 @@ class Job:
         training: how.
         folder: for models.
         options: of the data's reader.
-        for_selection: whether the target is a source, left out for selection.
     """
 
     data: str | DomainDataset
@@ -50,7 +48,6 @@ class Job:
     training: Training
     folder: str
     options: tuple[tuple[str, Any], ...] = ()
-    for_selection: bool = False
 
     def training_identity(self) -> dict[str, Any]:
         """Return everything that the trained weights depend on."""

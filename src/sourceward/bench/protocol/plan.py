@@ -13,11 +13,10 @@ from typing import Any
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.bench.protocol.engines import ENGINES, run_jobs
 from sourceward.bench.protocol.jobs import Job, failed_runs, run_job
-from sourceward.bench.protocol.methods import AUTO, CONTROLS, EBTSA, Method
+from sourceward.bench.protocol.methods import AUTO, EBTSA, Method
 from sourceward.bench.protocol.provenance import code_version, versions
 from sourceward.bench.protocol.runs import FORMAT, Folder
-from sourceward.bench.protocol.selection import SELECTIONS
-from sourceward.bench.protocol.summary import summarize
+from sourceward.bench.protocol.summary import SELECTIONS, summarize
 from sourceward.bench.protocol.training import Training
 from sourceward.data import DomainDataset, open_dataset
 
@@ -137,34 +136,12 @@ def jobs_of(plan: Plan, data: str | DomainDataset, dataset: DomainDataset, out: 
     """Return the trainings of one dataset: one for each set of left-out domains and each seed."""
     name, folder = name_of(data, dataset), str((out / "models").absolute())
     base = Job(data, name, dataset.fingerprint(), (), (), 0, plan.training, folder, plan.options)
-    adapters = tuple(method for method in plan.methods if method.name not in CONTROLS)
     jobs = []
     for left_out, targets in leave_out(dataset, plan.targets).items():
-        sources = [name for name in dataset.domain_names if name not in left_out]
-        if not sources:
+        if set(left_out) == set(dataset.domain_names):
             raise InputError(f"No domain is left to train on without {', '.join(left_out)}.")
-        if plan.selection != "leave-one-source-out":
-            held_out = []
-        elif len(sources) > 1:
-            held_out = sources
-        else:
-            raise InputError(
-                "Selection 'leave-one-source-out' needs two sources or more, but without "
-                f"{', '.join(left_out)} there is only {sources[0]!r}. Use --selection source or last."
-            )
         evaluations = tuple((target, plan.methods) for target in targets)
-        for seed in plan.seeds:
-            jobs.append(replace(base, left_out=left_out, evaluations=evaluations, seed=seed))
-            jobs += [
-                replace(
-                    base,
-                    left_out=(*left_out, source),
-                    evaluations=((source, adapters),),
-                    seed=seed,
-                    for_selection=True,
-                )
-                for source in held_out
-            ]
+        jobs += [replace(base, left_out=left_out, evaluations=evaluations, seed=seed) for seed in plan.seeds]
     return jobs
 
 

@@ -8,7 +8,6 @@ import numpy as np
 from sourceward.adaptation import ADAPTERS
 from sourceward.adaptation.base import adapter_traits
 from sourceward.bench.protocol.methods import CONTROLS, EBTSA, LINEAR, NONE, Method
-from sourceward.bench.protocol.selection import choose, families, scores_of, selected_key, selected_label
 from sourceward.functional.bootstrap import interval, paired_draws, paired_interval
 
 if TYPE_CHECKING:
@@ -20,17 +19,12 @@ Run = dict[str, Any]
 Grid = dict[str, dict[DataTarget, dict[int, Run]]]
 """Runs by method, (data, target) and seed."""
 
-BY_STEPS = (
-    "accuracy",
-    "energy_before",
-    "energy_after",
-    "lowered",
-    "seconds",
-    "gain",
-    "gain_low",
-    "gain_high",
-)
-"""Numbers that are also listed by number of steps."""
+SELECTIONS = {
+    "source": "accuracy on validation rows of the sources",
+    "last": "none: the last iteration, every setting as given",
+    "oracle": "ORACLE: accuracy on the target itself, an upper bound and never a result",
+}
+"""How the table chooses among several settings of one method."""
 
 
 def summarize(
@@ -42,30 +36,18 @@ def summarize(
 ) -> dict[str, Any]:
     """Return `table` with a row for each method, `runs` with an entry for each (data, target, seed),
     `failed`, and the meaning of each interval."""
-    found = {(r["data"], tuple(r["left_out"]), r["target"], r["seed"], r["method"]): r for r in runs}
-    main = [job for job in jobs if not job.for_selection]
     grid: Grid = {}
-    chosen: dict[str, dict[str, str]] = {}
-    for job in main:
-        for target, methods in job.evaluations:
-            here = (job.name, target)
-            at = (job.name, job.left_out, target, job.seed)
-            for method in methods:
-                if (run := found.get((*at, method.key))) is not None:
-                    grid.setdefault(method.key, {}).setdefault(here, {})[job.seed] = run
-            for family, candidates in families(plan.methods).items():
-                picked = _select(plan, jobs, job, target, candidates, found)
-                if picked is not None and (run := found.get((*at, picked.key))) is not None:
-                    key = selected_key(family, plan.selection)
-                    grid.setdefault(key, {}).setdefault(here, {})[job.seed] = run
-                    chosen.setdefault(key, {})[f"{job.name}/{target}/{job.seed}"] = picked.key
+    for run in runs:
+        here = (run["data"], run["target"])
+        grid.setdefault(run["method"], {}).setdefault(here, {})[run["seed"]] = run
+    chosen = _select(plan, jobs, grid)
     steps = [m.own["num_steps"] for m in plan.methods if m.name == EBTSA and "num_steps" in m.own]
     names = ("data", "target", "seed", "method")
     return {
         "steps": [0, *steps],
         "plus_minus": plus_minus(len(plan.seeds)),
         "table": [_row(key, plan, grid, labels, chosen) for key in _rows(plan, grid)],
-        "runs": _entries(main, grid, labels),
+        "runs": _entries(jobs, grid, labels),
         "failed": [
             {name: run[name] for name in names}
             | {"reason": run["failed"]}
@@ -88,24 +70,53 @@ def plus_minus(seeds: int) -> str:
     )
 
 
-def _select(
-    plan: "Plan", jobs: Sequence["Job"], job: "Job", target: str, candidates: Sequence[Method], found: Mapping
-) -> Method | None:
-    """Return the candidate that the plan's selection chooses for one training and target."""
-    if plan.selection == "last":
-        return None
-    held_out = [
-        (job.name, other.left_out, other.evaluations[0][0], job.seed)
-        for other in jobs
-        if other.for_selection
-        and (other.name, other.seed, other.left_out[:-1]) == (job.name, job.seed, job.left_out)
-    ]
-    scores = {}
-    for method in candidates:
-        run = found.get((job.name, job.left_out, target, job.seed, method.key))
-        others = [found[(*at, method.key)] for at in held_out if (*at, method.key) in found]
-        scores[method.key] = scores_of(plan.selection, run, others)
-    return choose(scores, candidates)
+def families(methods: Sequence[Method]) -> dict[str, list[Method]]:
+    """Return the candidates of each adapter that has several settings; no adaptation is one of `ebtsa`.
+
+    A method that is evaluated on some rows of a target is none: its score would be that of other samples.
+
+    >>> methods = [Method("none"), Method("ebtsa", (("num_steps", 5),)), Method("t3a")]
+    >>> {name: [m.key for m in candidates] for name, candidates in families(methods).items()}
+    {'ebtsa': ['none', 'ebtsa:num_steps=5']}
+    """
+    found: dict[str, list[Method]] = {}
+    for method in methods:
+        if method.name != NONE and method.max_rows is None and not method.auto:  # auto chooses by itself
+            found.setdefault(method.name, [Method(NONE)] if method.name == EBTSA else []).append(method)
+    return {name: candidates for name, candidates in found.items() if len(candidates) > 1}
+
+
+def _select(plan: "Plan", jobs: Sequence["Job"], grid: Grid) -> dict[str, dict[str, str]]:
+    """Add to the grid, for each family, the candidate with the best score; of equals the first.
+
+    Returns its key in each run, by the key of the selected row.
+    """
+    score = {"source": "validation", "oracle": "accuracy"}.get(plan.selection)
+    chosen: dict[str, dict[str, str]] = {}
+    for job in jobs if score else ():
+        for target, _ in job.evaluations:
+            at = (job.name, target)
+            for family, candidates in families(plan.methods).items():
+                runs = [grid.get(method.key, {}).get(at, {}).get(job.seed) for method in candidates]
+                known = [run for run in runs if run is not None and run["numbers"].get(score) is not None]
+                if known:
+                    best = max(known, key=lambda run: run["numbers"][score])
+                    key = _selected_key(family, plan.selection)
+                    grid.setdefault(key, {}).setdefault(at, {})[job.seed] = best
+                    chosen.setdefault(key, {})[f"{job.name}/{target}/{job.seed}"] = best["method"]
+    return chosen
+
+
+def _selected_key(family: str, selection: str) -> str:
+    return f"oracle:{family}" if selection == "oracle" else f"selected:{family}"
+
+
+def _selected_label(family: str, plan: "Plan") -> str:
+    """Return the label of a selected row; an oracle's begins with ORACLE."""
+    oracle = plan.selection == "oracle"
+    label = f"ORACLE {family}, best on the target" if oracle else f"{family}, chosen by source validation"
+    some = any(method.name == family and method.max_rows is not None for method in plan.methods)
+    return f"{label} among those without rows=" if some else label
 
 
 def _rows(plan: "Plan", grid: Grid) -> list[str]:
@@ -114,7 +125,7 @@ def _rows(plan: "Plan", grid: Grid) -> list[str]:
     keys = sorted((m.key for m in plan.methods), key=lambda key: key not in CONTROLS)
     for family in families(plan.methods):
         last = max(i for i, key in enumerate(keys) if key.split(":")[0] == family)
-        keys.insert(last + 1, selected_key(family, plan.selection))
+        keys.insert(last + 1, _selected_key(family, plan.selection))
     none = grid.get(NONE, {})
     return [
         key
@@ -148,7 +159,7 @@ def _row(
     costs = [ms for ms in costs if ms is not None]
     return {
         "method": key,
-        "label": selected_label(family, plan.selection, plan.methods)
+        "label": _selected_label(family, plan)
         if selected
         else next(method.label for method in plan.methods if method.key == key),
         "oracle": name == "oracle",
@@ -185,11 +196,6 @@ def _entries(
                     **({"linear": methods[LINEAR]["accuracy"]} if LINEAR in methods else {}),
                     "target_rows": len(labels[at]),
                     **own[NONE]["training"],
-                    "by_steps": {
-                        key.partition("=")[2] or "0": {k: v for k, v in n.items() if k in BY_STEPS}
-                        for key, n in methods.items()
-                        if key == NONE or (key.startswith(f"{EBTSA}:num_steps=") and key.count(":") == 1)
-                    },
                     "methods": methods,
                 }
             )

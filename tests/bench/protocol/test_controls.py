@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sourceward._util.errors import InputError
-from sourceward.bench.protocol.single_sample import (
+from sourceward.bench.protocol.controls import (
     SingleSample,
     WeightGenerator,
     classify,
