@@ -97,9 +97,10 @@ def test_files_of_others_are_refused(tmp_path):
     save_file({"a": torch.zeros(2)}, tmp_path / "theirs", metadata={"format": "pt"})
     with pytest.raises(InputError, match="is a safetensors file, but not one that sourceward wrote"):
         load_tensors(tmp_path / "theirs")
-    for path in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(InputError, match=r"Expected a sourceward file at .* but found none"):
-            load_tensors(path)
+    with pytest.raises(InputError, match=r"Expected a sourceward file at .* but found none"):
+        load_tensors(tmp_path / "nothing")
+    with pytest.raises(InputError, match="to be a regular file, but it is a folder"):
+        load_tensors(tmp_path)
 
 
 def test_an_estimator_is_not_loaded_from_something_else(saved):

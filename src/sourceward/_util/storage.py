@@ -3,16 +3,24 @@
 import hashlib
 import json
 import os
+import re
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from sourceward._util.errors import InputError
+from sourceward._util.reading import check_regular, open_regular, printable
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,27 +32,98 @@ RESTART = "Remove it to start the training again."
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` at the end; after an error the old file is unchanged."""
+    """THE writer: open a temporary file that replaces `path` at the end.
+
+    After an error, or a kill, the old file is unchanged. What a killed process left is removed by the next
+    one that writes the same file. Only a regular file is replaced: see `check_target`.
+    """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    check_target(path)
+    _remove_left_over(path)
+    temporary, stream = _create(path)
     try:
-        with open(temporary, "xb") as stream:
+        with stream:
             yield stream
-        os.replace(temporary, path)
+            stream.flush()
+            check_target(path)  # as it is by now
+            if fcntl is None:
+                stream.close()
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_target(path: str | Path) -> None:
+    """Refuse a file that cannot be written, before the work: a device, a folder, a read-only folder."""
+    path = Path(path)
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):  # a new name, or a broken link, which is replaced
+        mode = None
+    except (OSError, ValueError) as error:
+        raise _not_writable(path, getattr(error, "strerror", None) or str(error)) from None
+    if mode is not None and not stat.S_ISREG(mode):
+        what = "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file"
+        raise _not_writable(path, what)
+    above = path.parent
+    while not os.path.lexists(above) and above != above.parent:
+        above = above.parent
+    if not above.is_dir():
+        raise _not_writable(path, f"'{above}' is no folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise _not_writable(path, f"no permission to write in '{above}'")
+
+
+def _not_writable(path: Path, reason: str) -> InputError:
+    return InputError(f"Expected a file that can be written, but got '{printable(str(path))}': {reason}.")
+
+
+def _prefix(path: Path) -> str:
+    """How the names of temporary files of `path` begin; a long name is cut to leave room for the rest."""
+    name = os.fsencode(path.name)
+    return f".{os.fsdecode(name[:180])}."
+
+
+def _create(path: Path) -> tuple[Path, IO[bytes]]:
+    """Create a temporary file beside `path`, locked as long as this process writes it."""
+    while True:
+        temporary = path.with_name(f"{_prefix(path)}{uuid.uuid4().hex}")
+        stream = open(temporary, "xb")  # noqa: SIM115, the caller closes it
+        if fcntl is None:
+            return temporary, stream
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        if os.fstat(stream.fileno()).st_nlink:
+            return temporary, stream
+        stream.close()  # taken for a left-over file before it was locked
+
+
+def _remove_left_over(path: Path) -> None:
+    """Remove temporary files of `path` that no living process writes."""
+    if fcntl is None or not path.parent.is_dir():
+        return
+    for name in os.listdir(path.parent):
+        if not (name.startswith(_prefix(path)) and _TEMPORARY.fullmatch(name[len(_prefix(path)) :])):
+            continue
+        with suppress(OSError, InputError), open_regular(path.with_name(name), None) as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.with_name(name).unlink()
+
+
+_TEMPORARY = re.compile("[0-9a-f]{32}")
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
     """Write a file atomically."""
     with atomic_file(path) as stream:
-        stream.write(content.encode() if isinstance(content, str) else content)
+        stream.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
 
 
 def save_tensors(path: str | Path, tensors: "dict[str, Tensor]", metadata: dict[str, Any]) -> None:
     """Write `tensors` and JSON `metadata` to `path` atomically, with a checksum of both."""
     from safetensors.torch import save
 
+    check_target(path)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     text = json.dumps({**metadata, "sha256": _digest(plain, metadata)}, sort_keys=True)
@@ -55,17 +134,20 @@ def save_tensors(path: str | Path, tensors: "dict[str, Tensor]", metadata: dict[
 def load_tensors(path: str | Path, fix: str = RESTORE) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """Read a file of `save_tensors`; `fix` is the advice in the error for a damaged one."""
     path = Path(path)
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise InputError(f"Expected a sourceward file at '{path}', but found none. Check the path.")
+    check_regular(path, None)  # its tensors are mapped, and their sizes are those of the file
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("sourceward")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
         metadata = json.loads(text or "{}")
+        if not isinstance(metadata, dict):
+            raise ValueError("its metadata is no object")
         expected = metadata.pop("sha256", None)
         if expected is not None and expected != _digest(tensors, metadata):
             raise ValueError("its checksum does not match")
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise InputError(f"'{path}' is damaged or no safetensors file ({error}). {fix}") from None
     if text is None:
         raise InputError(f"'{path}' is a safetensors file, but not one that sourceward wrote.")
@@ -75,10 +157,12 @@ def load_tensors(path: str | Path, fix: str = RESTORE) -> "tuple[dict[str, Tenso
 def read_metadata(path: str | Path) -> dict[str, Any]:
     """Return the metadata of a file of `save_tensors` without checking it; {} if it cannot be read."""
     try:
+        check_regular(path, None)
         with safe_open(path, framework="pt") as file:
-            return json.loads((file.metadata() or {}).get("sourceward", "{}"))
-    except (SafetensorError, OSError, ValueError):
+            found = json.loads((file.metadata() or {}).get("sourceward", "{}"))
+    except (SafetensorError, OSError, ValueError, RecursionError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _digest(tensors: "dict[str, Tensor]", metadata: dict[str, Any]) -> str:
@@ -100,8 +184,11 @@ def open_folder(path: str | Path) -> Path:
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise InputError(
-            f"Expected `--out` to be a folder that can be written, but got '{path}': {error.strerror}."
+            f"Expected `--out` to be a folder that can be written, but got '{printable(str(path))}': "
+            f"{error.strerror}."
         ) from None
+    except ValueError as error:
+        raise InputError(f"Expected the path of a folder, but got {str(path)!r}: {error}.") from None
     return path
 
 

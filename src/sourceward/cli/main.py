@@ -25,6 +25,15 @@ COMMANDS = {
 `sourceward --help` imports none of them."""
 
 
+INTERRUPTED = 130
+"""Exit code of typer after Ctrl-C."""
+MEMORY_HINT = "Use smaller inputs or fewer at a time; docs/security.md lists the limits on inputs."
+RESUME_HINT = (
+    "Files are replaced only when they are complete, and checkpoints in the output folder are kept: run the "
+    "same command again to go on from there."
+)
+
+
 def build_app() -> Any:
     """Return the typer application. typer is an optional package, so it is imported here."""
     import typer
@@ -75,5 +84,14 @@ def main() -> None:
     except (InputError, TrainingError) as error:
         print(f"sourceward: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except OSError as error:  # a full disk, a file without permission
+        where = "" if error.filename is None else f"'{error.filename}': "
+        print(f"sourceward: {where}{error.strerror or error}.", file=sys.stderr)
+        sys.exit(2)
+    except MemoryError:
+        print(f"sourceward: Not enough memory. {MEMORY_HINT}", file=sys.stderr)
+        sys.exit(2)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:
+            print(f"\nsourceward: Interrupted. {RESUME_HINT}", file=sys.stderr)
+        raise

@@ -34,6 +34,10 @@ def predict(
     column: Annotated[
         str | None, typer.Option(help="Column of a table that holds the texts or image paths.")
     ] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(help="Folder that image paths in tables are relative to and must not leave."),
+    ] = None,
     option: Option = None,
     num_steps: NumSteps = None,
     tta: Tta = None,
@@ -61,7 +65,13 @@ def predict(
     model = load_model(run, device, num_steps, tta)
     column, delimiter = column or options.get(model.kind), options.get("delimiter")
     predicted, failures = predict_files(
-        model, inputs, out, column=column, delimiter=delimiter, progress=bars(quiet)
+        model,
+        inputs,
+        out,
+        column=column,
+        delimiter=delimiter,
+        root=root or options.get("root"),
+        progress=bars(quiet),
     )
     if json:
         unreadable = [asdict(failure) for failure in failures]

@@ -17,12 +17,13 @@ def report(
     ] = False,
 ) -> None:
     """Write one self-contained HTML page of results: no script, no network; for screen, phone and print."""
-    from sourceward._util.storage import open_folder, write_whole
+    from sourceward._util.storage import check_target, open_folder, write_whole
     from sourceward.bench.published import published, rows_for
     from sourceward.report.document import document
     from sourceward.report.page import render
     from sourceward.report.results import read_all, report_page
 
+    check_target(out or folder / "report.html")
     if markdown:
         results = read_all(folder)
         for own in results.values():

@@ -1,6 +1,8 @@
 """Readers of feature vectors in .npz and .safetensors files. Nothing is unpickled."""
 
 import json
+import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sourceward._util.errors import InputError
+from sourceward._util.reading import check_expanded, check_regular, open_regular
 from sourceward.data.dataset import DomainDataset, Problem, build, natural_order, zero_based
 from sourceward.data.table import SYNONYMS, read_split
 
@@ -28,7 +31,9 @@ def read_features(path: str | Path) -> DomainDataset:
 
     A .safetensors file holds no text: there, `domains`, `classes` and `held_out` are JSON in its metadata.
     """
-    arrays = _load_npz(path) if Path(path).suffix.lower() == ".npz" else load_safetensors(path)
+    arrays = load_numpy(path) if Path(path).suffix.lower() == ".npz" else load_safetensors(path)
+    if isinstance(arrays, np.ndarray):
+        raise InputError(f"'{path}' holds one array without a name: expected {LAYOUT}.")
     found = {role: find_array(arrays, role, path) for role in ROLES}
     absent = [role for role, name in found.items() if name is None]
     if absent:
@@ -93,18 +98,25 @@ def find_array(arrays: Mapping[str, Any], role: str, where: str | Path) -> str |
 def _matrix(features: np.ndarray, path: str | Path) -> np.ndarray:
     if features.ndim == 2 and not len(features):
         raise InputError(f"`features` in '{path}' has no rows: its shape is {features.shape}.")
-    if features.ndim != 2 or not np.issubdtype(features.dtype, np.number) or not features.size:
+    real = np.issubdtype(features.dtype, np.number) and not np.issubdtype(features.dtype, np.complexfloating)
+    if features.ndim != 2 or not real or not features.size:
         raise InputError(
-            f"Expected `features` in '{path}' to be numbers of shape (N, D), but got {features.dtype} "
+            f"Expected `features` in '{path}' to be real numbers of shape (N, D), but got {features.dtype} "
             f"of shape {features.shape}. Flatten or pool them to one vector for each sample."
         )
-    return features.astype(np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinity, and reported
+        return features.astype(np.float32)
 
 
 def _names(
     values: np.ndarray, names: np.ndarray | None, where: str
 ) -> tuple[list[str], tuple[str, ...], bool]:
     """Return the name of each value, all names in order, and whether codes count from 1."""
+    if names is not None and names.ndim != 1:
+        raise InputError(
+            f"Expected `classes` and `domains` in '{where}' to be lists of names, but got one of shape "
+            f"{names.shape}."
+        )
     if names is None or not np.issubdtype(values.dtype, np.integer):
         texts = [str(value) for value in values.tolist()]
         known = natural_order(texts) if names is None else tuple(str(name) for name in names)
@@ -114,17 +126,24 @@ def _names(
     return [known[code] for code in codes], known, one_based
 
 
-def _load_npz(path: str | Path) -> dict[str, np.ndarray]:
+def load_numpy(path: str | Path, wrong: str | None = None) -> Any:
+    """Return the array of an .npy, or the arrays of an .npz by name; `wrong` is the error for other files."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except PermissionError:
+        with open_regular(path) as stream:
+            if zipfile.is_zipfile(stream):
+                sizes = [member.file_size for member in zipfile.ZipFile(stream).infolist()]
+                check_expanded(path, os.fstat(stream.fileno()).st_size, sum(sizes))
+            stream.seek(0)
+            loaded = np.load(stream, allow_pickle=False)
+            return loaded if isinstance(loaded, np.ndarray) else {**loaded}
+    except InputError:
         raise
-    except Exception:  # zipfile, zlib and numpy raise different errors for truncated files
-        raise InputError(
+    except Exception:  # zipfile, zlib and NumPy raise different errors for truncated files
+        layout = (
             f"'{path}' cannot be read as an .npz of plain arrays. Expected {LAYOUT}; "
             "text must be stored as dtype 'U', not as Python objects."
-        ) from None
+        )
+        raise InputError(wrong or layout) from None
 
 
 def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
@@ -132,21 +151,23 @@ def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
     from safetensors import SafetensorError, safe_open
 
     arrays: dict[str, np.ndarray] = {}
+    check_regular(path)
     try:
         with safe_open(str(path), framework="pt") as archive:
             metadata: dict[str, str] = archive.metadata() or {}
             for key in archive.keys():  # noqa: SIM118 (not a dict)
                 tensor = archive.get_tensor(key)
                 arrays[key] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-    except SafetensorError as error:
+    except (SafetensorError, OSError, TypeError) as error:  # NumPy lacks some of the types
         raise InputError(f"'{path}' is not a complete .safetensors file ({error}). Write it again.") from None
     for key in {"domains", "classes", "held_out"} & metadata.keys():
-        arrays[key] = np.array(_json_or_text(metadata[key]))
+        names = _json_or_text(metadata[key])
+        arrays[key] = np.array([str(name) for name in names] if isinstance(names, list) else str(names))
     return arrays
 
 
 def _json_or_text(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text

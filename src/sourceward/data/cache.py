@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sourceward._util.errors import InputError
 from sourceward._util.storage import atomic_file
 from sourceward.data.dataset import DomainDataset
 
@@ -38,7 +39,10 @@ def image_keys(dataset: DomainDataset) -> np.ndarray:
 def find(folder: Path, keys: np.ndarray) -> np.ndarray | None:
     """Return the images with these keys if one file in `folder` holds all; writing to them is safe."""
     for file in sorted(folder.glob("*.keys.npy")):
-        stored = np.load(file)
+        try:
+            stored = np.load(file)
+        except (OSError, ValueError, EOFError):  # damaged: the images are decoded again
+            continue
         order = np.argsort(stored)
         places = np.searchsorted(stored, keys, sorter=order).clip(max=len(stored) - 1)
         rows = order[places]
@@ -58,9 +62,10 @@ def store(folder: Path, keys: np.ndarray, images: np.ndarray) -> None:
         for kind, array in (("images", images), ("keys", keys)):
             with atomic_file(folder / f"{name}.{kind}.npy") as stream:
                 np.save(stream, array)
-    except OSError as error:
+    except (OSError, InputError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         warnings.warn(
-            f"Decoded images were not cached in '{folder}': {error.strerror}. They will be decoded again "
+            f"Decoded images were not cached in '{folder}': {reason}. They will be decoded again "
             "next time; set SOURCEWARD_CACHE to a folder with room.",
             stacklevel=4,
         )

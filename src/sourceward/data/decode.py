@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from sourceward._util.errors import InputError
+from sourceward._util.reading import check_limit, read_regular
 from sourceward._util.threads import available_cores
 from sourceward.data.cache import cache_folder, find, image_keys, store
 from sourceward.data.dataset import DomainDataset
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]  # (done, total)
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
+"""Formats that are decoded. Pillow has more, some of which start another program."""
+MAX_SCANS = 500
+"""Most scans of a progressive JPEG: each takes the time of the whole image. Usual are about 10."""
 DECODER_VERSION = 1  # part of the cache key: raise it when the same file would give other pixels
 
 
@@ -43,6 +48,7 @@ class Geometry:
     def __post_init__(self) -> None:
         if self.height < 1 or self.width < 1:
             raise InputError(f"Expected `size` to be 1 pixel or more, but got {(self.height, self.width)}.")
+        check_limit("image_pixels", self.height * self.width, "An image of the expected `size`")
         if self.fit not in ("crop", "exact"):
             raise InputError(f"Expected `fit` to be 'crop' or 'exact', but got {self.fit!r}.")
         if not 0 < self.crop_pct <= 1:
@@ -67,15 +73,35 @@ def geometry(size: Size) -> Geometry:
 
 
 def decode_image(source: bytes | str | Path | Image.Image, shape: Geometry) -> np.ndarray:
-    """Decode one image to uint8 (3, H, W), RGB, upright. Its format is detected from its content."""
-    if isinstance(source, Image.Image):
-        return _fit(_rgb(source), shape)
-    with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-        # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; twice the size needed keeps the resize sharp.
-        image.draft(
-            "RGB", (round(2 * shape.width / shape.crop_pct), round(2 * shape.height / shape.crop_pct))
-        )
-        return _fit(_rgb(ImageOps.exif_transpose(image)), shape)
+    """Decode one image to uint8 (3, H, W), RGB, upright; an image that cannot be decoded is an `InputError`.
+
+    THE decoder of images from anywhere. Its format is detected from its content, among `FORMATS`. The limits
+    `image_bytes` and `image_pixels` of `_util.reading` bound the file and every image on the way.
+    """
+    try:
+        if isinstance(source, Image.Image):
+            return _fit(_rgb(_bounded(source)), shape)
+        data = source if isinstance(source, bytes) else read_regular(source, "image_bytes")
+        check_limit("image_bytes", len(data), "The file")
+        if data.count(b"\xff\xda") > MAX_SCANS and data.startswith(b"\xff\xd8"):
+            raise InputError(f"The file has more than {MAX_SCANS} scans.")
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _bounded(image)
+            # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; twice the size needed keeps the resize
+            # sharp.
+            image.draft(
+                "RGB", (round(2 * shape.width / shape.crop_pct), round(2 * shape.height / shape.crop_pct))
+            )
+            return _fit(_rgb(ImageOps.exif_transpose(image)), shape)
+    except InputError:
+        raise
+    except Exception as error:  # every format of PIL has its own exceptions for broken files
+        raise InputError(reason_of(error)) from None
+
+
+def _bounded(image: Image.Image) -> Image.Image:
+    check_limit("image_pixels", image.width * image.height, "The image")
+    return image
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -88,8 +114,12 @@ def _scaled(height: int, width: int, shape: Geometry) -> tuple[int, int]:
     """Return height and width before the crop."""
     if shape.fit == "exact":
         return shape.height, shape.width
+    if not height or not width:
+        raise InputError("The image has no pixels.")
     scale = max(shape.height / shape.crop_pct / height, shape.width / shape.crop_pct / width)
-    return max(shape.height, round(height * scale)), max(shape.width, round(width * scale))
+    down, across = max(shape.height, round(height * scale)), max(shape.width, round(width * scale))
+    check_limit("image_pixels", down * across, f"The image, {width} x {height} and then resized,")
+    return down, across
 
 
 def _fit(image: Image.Image, shape: Geometry) -> np.ndarray:
@@ -171,7 +201,7 @@ def try_decode(item: object, shape: Geometry) -> np.ndarray | str:
     """Return the decoded image, or the reason why it cannot be read."""
     try:
         return decode_image(item.read(), shape)  # type: ignore[attr-defined]
-    except Exception as error:  # every format of PIL has its own exceptions for broken files
+    except (InputError, OSError) as error:
         return reason_of(error)
 
 

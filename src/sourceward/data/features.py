@@ -145,7 +145,7 @@ def _kept(identity: str, backbone: Backbone, compute: Callable[[], Tensor]) -> n
             except InputError:  # torn: computed again
                 file.unlink()
         features = compute().cpu()
-        with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        with suppress(OSError, InputError):  # a cache that cannot be written costs time, nothing else
             save_tensors(file, {"features": features}, {"backbone": backbone.spec})
     return features.numpy()
 

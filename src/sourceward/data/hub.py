@@ -6,8 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from sourceward._util.errors import InputError
+from sourceward._util.reading import read_regular
 from sourceward.data.dataset import DomainDataset, build
-from sourceward.data.table import SPLITS, SYNONYMS, complete_rows, find_column, from_columns, need_column
+from sourceward.data.table import (
+    SPLITS,
+    SYNONYMS,
+    complete_rows,
+    find_column,
+    from_columns,
+    locator,
+    need_column,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,7 @@ class RowImage:
 
     def read(self) -> bytes:
         cell = self.table[self.row][self.column]
-        return cell["bytes"] if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
+        return cell["bytes"] if cell["bytes"] is not None else read_regular(cell["path"], "image_bytes")
 
     def signature(self) -> str:
         return f"{self.table._fingerprint}:{self.row}"
@@ -55,7 +64,7 @@ def read_hub(
         data |= {column: _texts(table, column) for column in (domain, label)}
         if given is not None:
             data["split"], chosen["split"] = given, "split"
-        return from_columns(data, chosen, name=f"hf:{name}", root=Path())
+        return from_columns(data, chosen, name=f"hf:{name}", locate=locator(".", None))
     return _images(table, name, image_column, domain, label, given)
 
 

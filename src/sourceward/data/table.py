@@ -1,13 +1,17 @@
 """Readers of tables with one row per sample: CSV, TSV, Parquet. Columns are found by name."""
 
 import csv
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from sourceward._util.errors import InputError
+from sourceward._util.reading import check_expanded, check_regular, inside, open_regular, regular_size
 from sourceward.data.dataset import DomainDataset, Problem, build
-from sourceward.data.tree import StoredFile
+from sourceward.data.stored import StoredFile
 
 # Accepted column names, in order of preference.
 SYNONYMS = {
@@ -34,18 +38,43 @@ def read_table(
     id: str | None = None,
     split: str | None = None,
     delimiter: str | None = None,
+    root: str | None = None,
 ) -> DomainDataset:
-    """Read texts, or images by path (relative to the table); the options name columns."""
+    """Read texts, or images by path; the options name columns.
+
+    A path is relative to the table and may lead anywhere. With `root` it is relative to that folder, and must
+    lie in it.
+    """
     columns = _read_columns(Path(path), delimiter)
     given = {"domain": domain, "label": label, "text": text, "path": image, "id": id, "split": split}
     first = 1 if Path(path).suffix.lower() == ".parquet" else 2  # the header is row 1
-    return from_columns(columns, given, name=str(path), root=Path(path).parent, first=first)
+    return from_columns(columns, given, name=str(path), locate=locator(path, root), first=first)
+
+
+def locator(table: str | Path, root: str | Path | None) -> Callable[[str], StoredFile]:
+    """Return the function from a path in a table to a file, which may be missing (size 0)."""
+    if root is not None and not os.path.isdir(root):
+        raise InputError(f"Expected `root` to be the folder of the images, but found no folder '{root}'.")
+    base = Path(table).parent if root is None else Path(root)
+
+    def locate(path: str) -> StoredFile:
+        if root is not None and not inside(root, base / path):
+            raise InputError(f"{path!r} of '{table}' is outside of the root '{root}'.")
+        return StoredFile(str(base / path), regular_size(base / path) or 0)
+
+    return locate
 
 
 def from_columns(
-    columns: dict[str, Sequence[Any]], given: dict[str, str | None], *, name: str, root: Path, first: int = 1
+    columns: dict[str, Sequence[Any]],
+    given: dict[str, str | None],
+    *,
+    name: str,
+    locate: Callable[[str], StoredFile],
+    first: int = 1,
 ) -> DomainDataset:
-    """Build a dataset from columns; `given` names columns by role, `first` is the number of the first row."""
+    """Build a dataset from columns; `given` names columns by role, `locate` finds the file of a path, `first`
+    is the number of the first row."""
     domain, label = (need_column(columns, role, given[role], name) for role in ("domain", "label"))
     role, content = content_column(columns, given, name)
     rows, problems = complete_rows(
@@ -55,7 +84,9 @@ def from_columns(
         raise InputError(f"'{name}' has no row with a value for each of {domain}, {label} and {content}.")
     items: list[Any] = [str(columns[content][row]) for row in rows]
     if role == "path":
-        rows, items, lost = _existing_files(rows, items, columns[domain], root, name)
+        rows, items, lost = _existing_files(
+            rows, [locate(item) for item in items], items, columns[domain], name
+        )
         problems += lost
     split, note = read_split(columns, given["split"], rows, name)
     id_column = find_column(columns, "id", given["id"], name) or (content if role == "path" else None)
@@ -75,12 +106,9 @@ def from_columns(
 
 
 def _existing_files(
-    rows: list[int], paths: list[str], domains: Sequence[Any], root: Path, name: str
+    rows: list[int], files: list[StoredFile], paths: list[str], domains: Sequence[Any], name: str
 ) -> tuple[list[int], list[Any], list[Problem]]:
     """Return the rows whose image exists, these images, and a problem for each other row."""
-    files = [
-        StoredFile(str(p), p.stat().st_size if p.is_file() else 0) for p in (root / path for path in paths)
-    ]
     if not any(file.size for file in files):
         raise InputError(
             f"None of the {len(files):,} images that '{name}' lists can be found; the first is "
@@ -89,8 +117,10 @@ def _existing_files(
     problems = []
     for file, path, row in zip(files, paths, rows):
         if not file.size:
-            kind = "empty_file" if Path(file.path).exists() else "missing_file"
-            problems.append(Problem(kind, path, f"{path!r} is missing or empty.", str(domains[row])))
+            kind = "empty_file" if os.path.exists(file.path) else "missing_file"
+            problems.append(
+                Problem(kind, path, f"{path!r} is missing, empty or no regular file.", str(domains[row]))
+            )
     kept = [(row, file) for row, file in zip(rows, files) if file.size]
     return [row for row, _ in kept], [file for _, file in kept], problems
 
@@ -174,13 +204,8 @@ def _read_columns(path: Path, delimiter: str | None) -> dict[str, Sequence[Any]]
     if path.suffix.lower() == ".parquet":
         return read_parquet(path)
     separator = separator_of(path, delimiter)
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as stream:
-            header, *rows = [row for row in csv.reader(stream, delimiter=separator) if row] or [[]]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(
-            f"Expected '{path}' to be a UTF-8 table, but {error}. Save it as UTF-8 CSV."
-        ) from None
+    with read_text_table(path) as stream:
+        header, *rows = [row for row in csv.reader(stream, delimiter=separator) if row] or [[]]
     if not rows:
         raise InputError(
             f"'{path}' has no rows: expected a header with domain, label and text or path columns."
@@ -194,10 +219,22 @@ def _read_columns(path: Path, delimiter: str | None) -> dict[str, Sequence[Any]]
     return dict(zip(header, zip(*rows)))
 
 
+@contextmanager
+def read_text_table(path: Path) -> Iterator[TextIO]:
+    """Open a text table for `csv`; whatever is wrong with its text is an `InputError`."""
+    try:
+        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as stream:
+            yield stream
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(
+            f"Expected '{path}' to be a UTF-8 table, but {error}. Save it as UTF-8 CSV."
+        ) from None
+
+
 def separator_of(path: Path, delimiter: str | None) -> str:
     """Return the field separator of a text table; a tab may be given as \\t."""
     separator = (delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")).replace(r"\t", "\t")
-    if len(separator) != 1:
+    if len(separator) != 1 or separator in '\r\n"':
         raise InputError(f"Expected `delimiter` to be one character, but got {delimiter!r}.")
     return separator
 
@@ -205,13 +242,29 @@ def separator_of(path: Path, delimiter: str | None) -> str:
 def read_parquet(path: Path) -> dict[str, Sequence[Any]]:
     """Read the columns of a Parquet file."""
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import parquet
     except ImportError:
         raise InputError("Reading Parquet needs pyarrow: `pip install sourceward[data]`.") from None
+    size = check_regular(path)
     try:
-        table = parquet.read_table(path)
-    except (ArrowException, OSError) as error:
-        raise InputError(f"'{path}' cannot be read as Parquet: {str(error).splitlines()[0]}.") from None
+        with parquet.ParquetFile(path) as file:
+            values = file.metadata.num_rows * max(len(file.schema_arrow.names), 1)
+            check_expanded(path, size, max(VALUE * values, _uncompressed(file.metadata)))
+            table = file.read()
+        columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    except InputError:
+        raise
+    except Exception as error:  # Arrow, Unicode, dates out of range, and whatever a damaged footer leads to
+        reason = str(error).splitlines() or [type(error).__name__]
+        raise InputError(f"'{path}' cannot be read as Parquet: {reason[0]}.") from None
     if not table.num_rows:
         raise InputError(f"'{path}' has no rows.")
-    return {name: table.column(name).to_pylist() for name in table.column_names}
+    return columns
+
+
+VALUE = 16
+"""Least bytes of a value in memory. A column of one repeated value takes almost none in the file."""
+
+
+def _uncompressed(metadata: Any) -> int:
+    return sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))

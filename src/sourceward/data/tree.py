@@ -1,35 +1,19 @@
 """List the files of a folder or of a .tar, and read the tree <domain>/<class>/<file>."""
 
 import os
-import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from sourceward._util.errors import InputError
+from sourceward._util.reading import printable, regular_size
 from sourceward.data.dataset import DomainDataset, Problem, build
+from sourceward.data.stored import StoredFile, list_tar
 
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
 )
 EXPECTED = "<root>/<domain>/<class>/<image>"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file on disk, or `size` bytes of a .tar from `offset`."""
-
-    path: str
-    size: int
-    offset: int = 0
-
-    def read(self) -> bytes:
-        with open(self.path, "rb") as stream:
-            stream.seek(self.offset)
-            return stream.read(self.size)
-
-    def signature(self) -> str:
-        return str(self.size)
 
 
 @dataclass(frozen=True)
@@ -58,10 +42,11 @@ def is_image(path: str) -> bool:
 def read_tree(path: str | Path) -> Tree:
     """List a folder or an uncompressed .tar without reading the files."""
     root = Path(path)
-    if not root.exists():
+    if not os.path.exists(root):
         raise InputError(f"No such file or folder: '{path}'. Expected a folder {EXPECTED} or a .tar of one.")
-    pairs = _walk_folder(root) if root.is_dir() else _walk_tar(root)
-    return Tree(root, dict(sorted((name, file) for name, file in pairs if not _hidden(name))))
+    pairs = _walk_folder(root) if root.is_dir() else list_tar(root)
+    files = {printable(name): file for name, file in pairs if not _hidden(name)}
+    return Tree(root, {name: files[name] for name in sorted(files)})
 
 
 def _hidden(name: str) -> bool:
@@ -79,25 +64,10 @@ def _walk_folder(root: Path) -> Iterator[tuple[str, StoredFile]]:
         seen.add(real)
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.is_dir():
+                if os.path.isdir(entry.path):  # not `entry.is_dir`, which fails on a loop of links
                     stack.append((entry.path, f"{prefix}{entry.name}/"))
-                else:  # a broken link is listed as an empty file
-                    size = entry.stat().st_size if entry.is_file() else 0
-                    yield prefix + entry.name, StoredFile(entry.path, size)
-
-
-def _walk_tar(path: Path) -> Iterator[tuple[str, StoredFile]]:
-    try:
-        with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                if not member.isdir():  # links and sparse files are listed as empty
-                    size = member.size if member.isreg() and not member.issparse() else 0
-                    yield member.name.removeprefix("./"), StoredFile(str(path), size, member.offset_data)
-    except tarfile.ReadError as error:
-        raise InputError(
-            f"Expected '{path}' to be an uncompressed .tar, but it cannot be read as one ({error}). "
-            "Decompress it first, or unpack it and pass the folder."
-        ) from None
+                else:  # a broken link, a pipe or a device is listed as an empty file
+                    yield prefix + entry.name, StoredFile(entry.path, regular_size(entry.path) or 0)
 
 
 def read_domain_folders(path: str | Path) -> DomainDataset:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from sourceward._util.errors import InputError
+from sourceward._util.storage import atomic_file, check_target
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.model.evaluation import dataset_features
 from sourceward.model.model import Model
@@ -47,18 +48,13 @@ def save_features(
     }
     if held:
         arrays["held_out"] = np.array(held[0] if len(held) == 1 else held)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    try:
-        with temporary.open("wb") as stream:
-            np.savez(stream, **arrays)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as stream:
+        np.savez(stream, **arrays)
 
 
 def check_bank(path: str | Path) -> None:
-    """Refuse a path that does not end in .npz."""
+    """Refuse a path that does not end in .npz, or cannot be written."""
     if Path(path).suffix.lower() != ".npz":
         raise InputError(f"Expected a file that ends in .npz for features, but got '{path}'.")
+    check_target(path)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
-from sourceward._util.storage import save_tensors, write_whole
+from sourceward._util.storage import open_folder, save_tensors, write_whole
 from sourceward.adaptation.base import AdaptationResult, join
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.images import inner_backbone
@@ -212,8 +212,7 @@ class Model:
         """Write the folder. `config.json` comes last: a folder that has one is complete."""
         from sourceward.model.card import model_card
 
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = open_folder(folder)
         save_tensors(folder / WEIGHTS, self.network.state_dict(), {"format_version": FORMAT_VERSION})
         if self.backbone is not None:
             self.backbone.save_assets(folder)

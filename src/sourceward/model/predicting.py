@@ -11,7 +11,7 @@ from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
 from sourceward.data.decode import Geometry, decode_image, map_threads, reason_of
 from sourceward.data.loading import image_geometry
-from sourceward.data.tree import StoredFile
+from sourceward.data.stored import StoredFile
 from sourceward.model.inputs import Failure, Input, find_inputs
 from sourceward.model.model import Model
 from sourceward.model.prediction import Prediction
@@ -30,6 +30,7 @@ def predict_files(
     *,
     column: str | None = None,
     delimiter: str | None = None,
+    root: str | None = None,
     progress: bool | None = None,
 ) -> tuple[int, list[Failure]]:
     """Write a row for every input to `out`; return the number of predictions, and the failures.
@@ -42,10 +43,12 @@ def predict_files(
         out: a .csv or .jsonl file; written atomically.
         column: of the table; the columns that `fit` recognises (`text`, `path`, ...) are found without it.
         delimiter: of the table; by default a comma, or a tab in a .tsv.
+        root: folder that the images of tables are relative to and must lie in; by default a path is relative
+            to its table and may lead anywhere.
         progress: show a bar; None shows it if standard error is a terminal.
     """
     writer = writer_for(Path(out), model.sources)
-    samples = list(find_inputs(model.kind, inputs, column, delimiter))
+    samples = list(find_inputs(model.kind, inputs, column, delimiter, root))
     if not samples:
         raise InputError(f"Found nothing to predict in {', '.join(map(str, inputs))}.")
     failures: list[Failure] = []

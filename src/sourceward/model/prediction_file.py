@@ -2,14 +2,14 @@
 
 import csv
 import json
-import os
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
 from sourceward._util.errors import InputError
+from sourceward._util.storage import atomic_file, check_target
 from sourceward.model.inputs import Failure
 from sourceward.model.prediction import Prediction
 
@@ -19,7 +19,11 @@ Write = Callable[[str, Prediction | Failure], None]
 
 
 def writer_for(out: Path, sources: Sequence[str]) -> Callable[[TextIO], Write]:
-    """Return the writer for a suffix: called with the open file, it returns a function that writes rows."""
+    """Return the writer for a suffix: called with the open file, it returns a function that writes rows.
+
+    A file that cannot be written is refused here, before any work.
+    """
+    check_target(out)
     if out.suffix.lower() == ".jsonl":
         return _jsonl
     if out.suffix.lower() == ".csv":
@@ -59,14 +63,11 @@ def _csv(stream: TextIO, sources: Sequence[str]) -> Write:
 @contextmanager
 def atomic_text_file(path: str | Path) -> Iterator[TextIO]:
     """Open a text file for writing that appears under its name when it is complete."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", newline="", encoding="utf-8") as stream:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as binary:
+            stream = TextIOWrapper(binary, encoding="utf-8", newline="", write_through=True)
             yield stream
-        os.replace(temporary, path)
+            stream.detach()
     except OSError as error:
         raise InputError(f"Could not write '{path}': {error.strerror or error}.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
