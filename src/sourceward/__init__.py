@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sourceward.adaptation import AdaptationResult, create_adapter, list_adapters
     from sourceward.data import list_datasets, open_dataset
     from sourceward.data.transforms import list_transforms
+    from sourceward.deploy.export import export
     from sourceward.estimator import EnergyAdapter
     from sourceward.fitting import fit
     from sourceward.model import Model, evaluate, load
@@ -30,6 +31,7 @@ __all__ = [
     "create_adapter",
     "create_backbone",
     "evaluate",
+    "export",
     "fit",
     "list_adapters",
     "list_backbones",
@@ -50,6 +52,7 @@ _HOME = {
     "create_adapter": "adaptation",
     "create_backbone": "nn.backbones",
     "evaluate": "model",
+    "export": "deploy.export",
     "fit": "fitting",
     "list_adapters": "adaptation",
     "list_backbones": "nn.backbones",

@@ -16,6 +16,7 @@ COMMANDS = {
     "fit": "Train on the source domains and write a model folder.",
     "evaluate": "Measure accuracy with and without adaptation on labelled domains.",
     "predict": "Predict files and write a .csv or .jsonl.",
+    "export": "Write a model as one .onnx or .pt2 file that runs without sourceward.",
     "bench": "Compare adaptation methods by leave-one-domain-out; `bench speed` measures cost.",
     "reproduce": "Run an experiment of the paper, next to the published numbers.",
     "report": "Write the HTML page of a bench or an experiment.",

@@ -56,7 +56,7 @@ def rotate(images: Tensor, degrees: Tensor, padding: str = "border") -> Tensor:
 
 def _affine(images: Tensor, rows: list[Tensor], size: tuple[int, int], padding: str) -> Tensor:
     theta = torch.stack(rows, dim=1).to(images.dtype)
-    grid = F.affine_grid(theta, [len(images), images.shape[1], *size], align_corners=False)
+    grid = F.affine_grid(theta, [*images.shape[:2], *size], align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode=padding, align_corners=False)
 
 

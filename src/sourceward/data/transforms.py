@@ -28,6 +28,9 @@ ANGLES = (-30.0, -15.0, 15.0, 30.0)
 AMPLITUDE_SHARE = 0.5
 """Share of a source's amplitudes in `fourier`."""
 
+TIE = 1e-3
+"""Added before rounding to uint8: interpolation often ends at exactly one half, give or take a rounding."""
+
 OWN = -1
 """In place of a source's number: the copy keeps its own feature statistics."""
 
@@ -85,7 +88,7 @@ def center_crop(images: Tensor) -> Tensor:
 
 
 def _rotations(images: Tensor, _: Tensor | None) -> list[Tensor]:
-    return [rotate(images, images.new_full((len(images),), degrees)) for degrees in ANGLES]
+    return [rotate(images, torch.full_like(images[:, 0, 0, 0], degrees)) for degrees in ANGLES]
 
 
 def _toward_sources(images: Tensor, amplitudes: Tensor | None) -> list[Tensor]:
@@ -149,8 +152,8 @@ def make_copies(
 
 
 def as_bytes(images: Tensor) -> Tensor:
-    """[0, 1] to uint8."""
-    return (images * 255).round().to(torch.uint8)
+    """[0, 1] to uint8. A value of exactly one half goes up on every device, whatever its rounding error."""
+    return (images * 255 + TIE).round().to(torch.uint8)
 
 
 def mean_amplitude(images: Iterable[Tensor]) -> Tensor:

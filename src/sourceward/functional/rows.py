@@ -70,7 +70,7 @@ def thread_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def elementwise(function: Callable[[Tensor], Tensor], numbers: Tensor) -> Tensor:
     """`function` of every number, by `thread_chunks` unless a gradient is needed."""
-    if numbers.requires_grad and torch.is_grad_enabled():
+    if (numbers.requires_grad and torch.is_grad_enabled()) or torch.compiler.is_exporting():
         return function(numbers)
     found = [function(chunk) for (chunk,) in thread_chunks(numbers.contiguous())]
     return (found[0] if len(found) == 1 else torch.cat(found)).view(numbers.shape)
@@ -100,6 +100,8 @@ def stable_matmul(rows: Tensor, weight: Tensor) -> Tensor:
     >>> stable_matmul(torch.ones(1, 3), torch.eye(3))
     tensor([[1., 1., 1.]])
     """
+    if torch.compiler.is_exporting():  # a graph for any number of rows
+        return rows.float() @ weight
     flat, cpu = rows.reshape(-1, rows.shape[-1]), rows.device.type == "cpu"
     missing = -len(flat) % (row_multiple(rows.shape[-1]) if cpu else TILE)
     with torch.autocast(rows.device.type, enabled=False):

@@ -1,0 +1,1 @@
+"""From a model to production: export to one file, a server with a web page."""

@@ -1,0 +1,102 @@
+"""Times of an exported file beside the model and beside a bare exported classifier, on the CPU."""
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sourceward._util.storage import write_whole
+from sourceward.deploy.export import ExportedFile, write_graph
+from sourceward.deploy.export_graph import ExportGraph, agreement, noise_off
+from sourceward.deploy.export_samples import graph_inputs, stored_samples
+from sourceward.model import Model
+
+ROWS = (1, 16)
+REPEATS = 7
+SECONDS = 1.0
+"""Least time of one repeat."""
+
+
+class BareClassifier(ExportGraph):
+    """The same backbone and heads with neither energies nor copies: what any classifier costs."""
+
+    def _averaged(self, images: Tensor) -> tuple[Tensor, ...]:
+        return self._plain(self.network.features((images.float() / 255 - self.mean) / self.std))
+
+    def _predict(self, feature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        probabilities, per_source, *_ = self._plain(feature)
+        none = torch.zeros_like(per_source[..., 0])
+        return probabilities, per_source, none, none
+
+    def _plain(self, feature: Tensor) -> tuple[Tensor, ...]:
+        z = None if self.fold.latent is None else self.fold.prior_mean(feature)
+        rows = feature.expand(self.network.sources, -1, -1)
+        per_source = self.fold.classify(rows, None if z is None else z.expand_as(rows)).transpose(0, 1)
+        probabilities, none = per_source.mean(1), torch.zeros_like(per_source[..., 0])
+        return probabilities, per_source, none, none, agreement(per_source, probabilities)
+
+
+def write_timings(model: Model, path: Path, out: str | Path) -> dict[str, Any]:
+    """Time prediction by the model, by its exported file and by a bare exported classifier.
+
+    Args:
+        model: on the host.
+        path: its exported file.
+        out: a .json file for the times.
+    """
+    quiet, threads = noise_off(model), torch.get_num_threads()
+    samples = stored_samples(quiet)
+    bare = quiet.with_tta("") if quiet.kind == "image" else quiet
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"bare{path.suffix}"
+        write_graph(BareClassifier(bare), graph_inputs(bare, samples[:3]), file, {})
+        exported, classifier = ExportedFile(path, threads), ExportedFile(file, threads)
+        rows = [_times(model, samples[:count], exported, classifier) for count in ROWS]
+    found = {
+        "command": " ".join(["sourceward", *sys.argv[1:]]),
+        "model": {"kind": model.kind, "tta": model.tta, "num_steps": model.settings.num_steps},
+        "threads": threads,
+        "load_at_start": round(os.getloadavg()[0], 2),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()} | _onnx_version(path),
+        "milliseconds": rows,
+    }
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _times(model: Model, samples: Any, exported: ExportedFile, bare: ExportedFile) -> dict[str, Any]:
+    """Median milliseconds of one call, each measured alternately with the others."""
+    inputs = graph_inputs(model, samples)
+    ways: dict[str, Callable[[], Any]] = {
+        "model": lambda: model.adapt(samples),
+        "exported": lambda: exported(inputs),
+        "bare_classifier": lambda: bare(inputs),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(REPEATS):
+        for name, call in ways.items():
+            call()
+            count, start = 0, perf_counter()
+            while count < 1 or perf_counter() - start < SECONDS / REPEATS:
+                call()
+                count += 1
+            times[name].append(1000 * (perf_counter() - start) / count)
+    return {"rows": len(samples), **{name: round(median(values), 3) for name, values in times.items()}}
+
+
+def _onnx_version(path: Path) -> dict[str, str]:
+    if path.suffix.lower() != ".onnx":
+        return {}
+    import onnxruntime
+
+    return {"onnxruntime": onnxruntime.__version__}
