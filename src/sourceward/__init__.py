@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sourceward.data import list_datasets, open_dataset
     from sourceward.data.transforms import list_transforms
     from sourceward.deploy.export import export
+    from sourceward.deploy.predictor import Predictor
     from sourceward.estimator import EnergyAdapter
     from sourceward.fitting import fit
     from sourceward.model import Model, evaluate, load
@@ -27,6 +28,7 @@ __all__ = [
     "ExpectedGain",
     "InputError",
     "Model",
+    "Predictor",
     "TrainingError",
     "create_adapter",
     "create_backbone",
@@ -48,6 +50,7 @@ _HOME = {
     "ExpectedGain": "validation.expected_gain",
     "InputError": "_util.errors",
     "Model": "model",
+    "Predictor": "deploy.predictor",
     "TrainingError": "_util.errors",
     "create_adapter": "adaptation",
     "create_backbone": "nn.backbones",

@@ -15,7 +15,7 @@ COMMANDS = {
     "doctor": "Check a dataset: domains, classes, duplicates, broken files, and what `fit` would do.",
     "fit": "Train on the source domains and write a model folder.",
     "evaluate": "Measure accuracy with and without adaptation on labelled domains.",
-    "predict": "Predict files and write a .csv or .jsonl.",
+    "predict": "Predict files: to a .csv or .jsonl, or to a folder of Parquet files of any size.",
     "export": "Write a model as one .onnx or .pt2 file that runs without sourceward.",
     "bench": "Compare adaptation methods by leave-one-domain-out; `bench speed` measures cost.",
     "reproduce": "Run an experiment of the paper, next to the published numbers.",

@@ -118,17 +118,7 @@ def bars(quiet: bool) -> bool | None:
 
 
 def load_model(run: str, device: str, num_steps: int | None, tta: str | None) -> Any:
-    """Load a model folder and apply `--num-steps` and `--tta`.
+    """Load a model folder and apply `--num-steps` and `--tta`."""
+    from sourceward.deploy.predictor import load_model
 
-    0 steps mean no adaptation, so the model's own test-time augmentation is off then, too.
-    """
-    from sourceward.model import load
-
-    model = load(run, device)
-    if tta is not None:
-        model = model.with_tta("" if tta == "none" else tta)
-    elif num_steps == 0:
-        model = model.with_tta("")
-    if num_steps is not None:
-        model.adapter.set_params(num_steps=num_steps)
-    return model
+    return load_model(run, device, num_steps, tta)

@@ -1,12 +1,13 @@
-"""`sourceward predict RUN INPUT... --out p.csv`: labels, probabilities and energies for files."""
+"""`sourceward predict RUN INPUT... --out p.csv` or `--out FOLDER`: labels, probabilities and energies."""
 
 import json as jsonlib
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from sourceward._util.errors import unknown_name
+from sourceward._util.errors import InputError, unknown_name
 from sourceward.cli.options import (
     Device,
     Json,
@@ -22,6 +23,24 @@ from sourceward.cli.options import (
 )
 
 SHOWN = 5
+PANEL = "Options of an output folder"
+Keep = Annotated[
+    str, typer.Option(help="Columns to carry over, by comma; NAME=NEW renames one.", rich_help_panel=PANEL)
+]
+Rows = Annotated[int | None, typer.Option(help="Rows of an output file, at most.", rich_help_panel=PANEL)]
+Shard = Annotated[
+    str,
+    typer.Option(metavar="I/N", help="Predict the I-th of N parts, on N machines.", rich_help_panel=PANEL),
+]
+Engine = Annotated[
+    str, typer.Option(help="local, or ray for a cluster (RAY_ADDRESS).", rich_help_panel=PANEL)
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        help="Workers of a Ray cluster that is started here; all cores by default.", rich_help_panel=PANEL
+    ),
+]
 
 
 def predict(
@@ -30,9 +49,9 @@ def predict(
         list[str],
         typer.Argument(metavar="INPUT...", help="Images, folders, globs, .tar, text files, tables."),
     ],
-    out: Annotated[str, typer.Option(help="File to write, .csv or .jsonl.")],
+    out: Annotated[str, typer.Option(help="A .csv or .jsonl file; or a folder, for Parquet files.")],
     column: Annotated[
-        str | None, typer.Option(help="Column of a table that holds the texts or image paths.")
+        str | None, typer.Option(help="Column of a table that holds the texts, images or features.")
     ] = None,
     root: Annotated[
         str | None,
@@ -43,6 +62,11 @@ def predict(
     tta: Tta = None,
     device: Device = "auto",
     threads: Threads = None,
+    keep: Keep = "",
+    rows: Rows = None,
+    shard: Shard = "1/1",
+    engine: Engine = "local",
+    jobs: Jobs = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -50,6 +74,9 @@ def predict(
 
     An input that cannot be read gets a row with the reason, and the other inputs are predicted. For a table,
     `--option text=NAME` (or image=NAME) means `--column NAME`, so the options of `fit` can be repeated here.
+
+    With a folder as --out, inputs are Parquet files or folders of images of any size: each input file becomes
+    one Parquet file, large ones several. Run the same command again after a kill: complete files are skipped.
 
     The status of a row:
 
@@ -59,20 +86,42 @@ def predict(
     nonfinite: adaptation gave NaN or infinity; the prediction is the unadapted one.
     unreadable: the input could not be read; `reason` says why.
     """
+    options = table_options(option)
+    root = root or options.get("root")
+    given: dict[str, Any] = {"num_steps": num_steps, "tta": tta, "device": device}
+    if is_folder(out):
+        from sourceward.deploy.batch import predict_shards
+        from sourceward.deploy.shards import parse_part
+
+        kept = [name for name in keep.split(",") if name.strip()]
+        column = column or options.get("text") or options.get("image")
+        part, on_shard = parse_part(shard), None if json or quiet else print_shard
+        given |= {"column": column, "root": root, "keep": kept, "rows": rows, "part": part}
+        done = predict_shards(run, inputs, out, engine=engine, workers=jobs, on_shard=on_shard, **given)
+        show_shards(out, done, json, quiet)
+        return
+    only = {"keep": keep, "rows": rows, "shard": shard != "1/1", "engine": engine != "local", "jobs": jobs}
+    for name in (name for name, value in only.items() if value):
+        raise InputError(f"Expected a folder as `--out` beside `--{name}`, but got '{out}'.")
     from sourceward.model.predicting import predict_files
 
-    options = table_options(option)
-    model = load_model(run, device, num_steps, tta)
-    column, delimiter = column or options.get(model.kind), options.get("delimiter")
-    predicted, failures = predict_files(
-        model,
-        inputs,
-        out,
-        column=column,
-        delimiter=delimiter,
-        root=root or options.get("root"),
-        progress=bars(quiet),
-    )
+    model = load_model(run, **given)
+    read = {"column": column or options.get(model.kind), "delimiter": options.get("delimiter"), "root": root}
+    predicted, failures = predict_files(model, inputs, out, progress=bars(quiet), **read)
+    show_file(out, predicted, failures, json, quiet)
+
+
+def is_folder(out: str) -> bool:
+    """Return whether `--out` names a folder: one that is there, or a name without suffix.
+
+    >>> is_folder("predictions.csv"), is_folder("predictions"), is_folder("v1.5/")
+    (False, True, True)
+    """
+    return out.endswith("/") or Path(out).is_dir() or not Path(out).suffix
+
+
+def show_file(out: str, predicted: int, failures: list[Any], json: bool, quiet: bool) -> None:
+    """Print what went to one file, and the first inputs that could not be read."""
     if json:
         unreadable = [asdict(failure) for failure in failures]
         typer.echo(jsonlib.dumps({"out": out, "predicted": predicted, "unreadable": unreadable}))
@@ -86,6 +135,33 @@ def predict(
         typer.echo(
             f"{len(failures):,} of the inputs could not be read{more}; they are marked in {out}.", err=True
         )
+
+
+def show_shards(out: str, done: Any, json: bool, quiet: bool) -> None:
+    """Print what went to a folder; inputs that could not be predicted are an error at the end."""
+    if json:
+        typer.echo(jsonlib.dumps({"out": out, **asdict(done)}))
+    elif not quiet:
+        typer.echo(
+            f"Predicted {done.rows:,} rows in {done.shards:,} files, {done.unreadable:,} rows unreadable; "
+            f"{done.skipped:,} files were complete. They are in {out}.",
+            err=True,
+        )
+    if done.failed:
+        first = done.failed[0]
+        raise InputError(
+            f"{len(done.failed):,} inputs could not be predicted, the first {first['input']}: "
+            f"{first['reason']}"
+        )
+
+
+def print_shard(outcome: dict[str, Any]) -> None:
+    """Print one line for a shard that was predicted now, or failed."""
+    if "reason" in outcome:
+        typer.echo(f"FAILED {outcome['input']}: {outcome['reason']}", err=True)
+    elif not outcome["skipped"]:
+        speed = outcome["rows"] / max(outcome["seconds"], 1e-3)
+        typer.echo(f"{outcome['out']}: {outcome['rows']:,} rows, {speed:,.0f} a second", err=True)
 
 
 def table_options(option: list[str] | None) -> dict[str, str]:

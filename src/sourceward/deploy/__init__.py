@@ -1,1 +1,1 @@
-"""From a model to production: export to one file, a server with a web page."""
+"""From a model folder to production: export, server, prediction of large data, drift."""

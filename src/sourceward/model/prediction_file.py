@@ -28,7 +28,7 @@ def writer_for(out: Path, sources: Sequence[str]) -> Callable[[TextIO], Write]:
         return _jsonl
     if out.suffix.lower() == ".csv":
         return lambda stream: _csv(stream, sources)
-    raise InputError(f"Expected --out to end in .csv or .jsonl, but got '{out}'.")
+    raise InputError(f"Expected --out to end in .csv or .jsonl, or to name a folder, but got '{out}'.")
 
 
 def _jsonl(stream: TextIO) -> Write:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sourceward._util.engines import run_jobs
 from sourceward._util.errors import InputError
-from sourceward.bench.protocol.engines import run_jobs
 from sourceward.bench.protocol.jobs import run_job
 from sourceward.bench.protocol.plan import bench
 from tests.bench.protocol.test_plan import feature_file, plan, timeless
@@ -46,7 +46,7 @@ def test_workers_take_no_more_threads_than_are_allowed(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr("sourceward.bench.protocol.engines.available_cores", lambda: 16)
+    monkeypatch.setattr("sourceward._util.engines.available_cores", lambda: 16)
     assert dict(run_jobs(threads, [1, 2], "local", 2)) == {0: 1, 1: 1}
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     assert dict(run_jobs(threads, [1, 2], "local", 2)) == {0: 8, 1: 8}

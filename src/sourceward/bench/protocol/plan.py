@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sourceward._util.engines import ENGINES, run_jobs
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.bench.protocol.engines import ENGINES, run_jobs
 from sourceward.bench.protocol.jobs import Job, failed_runs, run_job
 from sourceward.bench.protocol.methods import AUTO, EBTSA, Method
 from sourceward.bench.protocol.provenance import code_version, versions

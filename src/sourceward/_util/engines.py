@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from sourceward._util.errors import InputError, unknown_name
@@ -15,15 +16,18 @@ ENGINES = ("local", "ray")
 RETRIES = 3
 """How often Ray starts a job again whose worker was lost."""
 
+WAITING = 4
+"""Jobs that wait on a Ray cluster for each of its cores: not all of them need to fit into memory."""
+
 
 def run_jobs(
-    function: Callable[[Any], Any], jobs: Sequence[Any], engine: str = "local", workers: int = 1
+    function: Callable[[Any], Any], jobs: Iterable[Any], engine: str = "local", workers: int = 1
 ) -> Iterator[Outcome]:
     """Yield each job's outcome as it finishes.
 
     Args:
         function: takes a job; must not raise for what a job itself does wrong.
-        jobs: plain data.
+        jobs: plain data; drawn as they are needed, except by several processes on this machine.
         engine: `local` or `ray`.
         workers: processes on this machine; Ray takes what its cluster has.
     """
@@ -33,17 +37,20 @@ def run_jobs(
         raise InputError(f"Expected `--jobs` to be 1 or more, but got {workers}.")
     if engine == "ray":
         yield from _ray(function, jobs, workers)
-    elif workers == 1 or len(jobs) <= 1:
+    elif workers == 1:
         yield from ((number, function(job)) for number, job in enumerate(jobs))
     else:
-        yield from _processes(function, jobs, workers)
+        yield from _processes(function, [*jobs], workers)
 
 
 def _processes(function: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Iterator[Outcome]:
-    """Run jobs in a pool. A worker that dies breaks its pool: the lost jobs go on in a pool of one, where the
-    first that is lost again is reported; the rest share the cores as before."""
+    """Run jobs in a pool; a single one in this process. A worker that dies breaks its pool: lost jobs go on
+    in a pool of one, where the first that is lost again is reported; the rest share the cores as before."""
     from concurrent.futures.process import BrokenProcessPool
 
+    if len(jobs) <= 1:
+        yield from ((number, function(job)) for number, job in enumerate(jobs))
+        return
     rest, share = dict(enumerate(jobs)), min(workers, len(jobs))
     while rest:
         lost = {}
@@ -88,7 +95,7 @@ def _limit_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _ray(function: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Iterator[Outcome]:
+def _ray(function: Callable[[Any], Any], jobs: Iterable[Any], workers: int) -> Iterator[Outcome]:
     try:
         import ray
     except ImportError:
@@ -106,7 +113,8 @@ def _ray(function: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> I
         # Each of the jobs that run at once gets a share of a GPU, so that all of them see one.
         share = {"num_gpus": min(1.0, gpus / cpus)} if gpus else {}
         remote = ray.remote(num_cpus=1, max_retries=RETRIES, **share)(function)
-        waiting = {remote.remote(job): number for number, job in enumerate(jobs)}
+        drawn = enumerate(jobs)
+        waiting = {remote.remote(job): number for number, job in islice(drawn, int(WAITING * cpus))}
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
             try:
@@ -114,6 +122,7 @@ def _ray(function: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> I
             except ray.exceptions.RayError as error:
                 outcome = error
             yield waiting.pop(done), outcome
+            waiting |= {remote.remote(job): number for number, job in islice(drawn, 1)}
     finally:
         if own:
             ray.shutdown()
