@@ -7,8 +7,9 @@ import torch
 from sourceward import create_adapter
 from sourceward._util.errors import InputError
 from sourceward.adaptation import Unsuitable
-from sourceward.adaptation.images import inner_backbone
-from sourceward.adaptation.tta import Statistics, average, copies_of, copy_features, flat
+from sourceward.adaptation.copies import CopyEncoder, Statistics, copies_of
+from sourceward.adaptation.images import image_preprocessing, inner_backbone
+from sourceward.adaptation.tta import average, copy_features
 from sourceward.data.transforms import (
     OWN,
     TRANSFORMS,
@@ -17,8 +18,8 @@ from sourceward.data.transforms import (
     mean_amplitude,
     parse_transforms,
 )
-from sourceward.nn.backbones.preprocessing import normalize
-from sourceward.nn.feature_statistics import FeatureStatistics
+from sourceward.nn.backbones.preprocessing import ImagePreprocessing, normalize
+from sourceward.nn.feature_statistics import FeatureStatistics, adain
 from tests.adaptation.test_adapters import make_generator, make_image_network
 
 HALF = (0.5, 0.5, 0.5)
@@ -105,26 +106,89 @@ def test_no_transform_is_no_adaptation_bit_for_bit(network):
     assert np.array_equal(found.probabilities, unadapted(network, images).probabilities)
 
 
-def test_adain_changes_the_features_and_leaves_no_trace(network):
-    backbone, statistics = inner_backbone(network), Statistics.of(network)
-    images = byte_images(3)
+def encoder_of(network, names, plain=True):
+    return CopyEncoder(network.backbone, image_preprocessing(network), names, Statistics.of(network), plain)
 
-    def encode(pixels):
-        return network.features(normalize(pixels, HALF, HALF))
 
-    before = encode(images)
-    copies = copy_features("adain", statistics, backbone, encode, [images])
-    assert len(copies["adain"]) == network.sources
-    assert torch.equal(copies[""][0].feature, before)
-    assert not any(torch.allclose(copy.feature, before) for copy in copies["adain"])
-    assert torch.equal(encode(images), before)
+def copy_by_copy(network, names, images):
+    """The reference: a pass of the backbone for each copy, by its transform and source."""
+    backbone, found = inner_backbone(network), {}
+    for number, (name, copy) in enumerate(copies_of(images, names, Statistics.of(network))):
+        rows = normalize(copy.images, HALF, HALF)
+        if copy.source != OWN:
+            (layer,) = network.feature_statistics.state_dict()
+            target = network.feature_statistics.get_buffer(layer)[copy.source]
+            module = backbone.get_submodule(layer.replace("/", "."))
+            handle = module.register_forward_hook(lambda _m, _i, maps, target=target: adain(maps, target))
+            found[name, number] = network.backbone(rows)
+            handle.remove()
+        else:
+            found[name, number] = network.backbone(rows)
+    return found
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["with the image", "copies only"])
+@pytest.mark.parametrize("names", [*list_transforms(), "hflip+crop+adain", "adain+rotate+fourier"])
+def test_one_pass_equals_copy_by_copy(network, names, plain):
+    images, encoder = byte_images(5), encoder_of(network, names, plain)
+    expected = copy_by_copy(network, names, images)
+    if not plain:
+        del expected["", 0]
+    places = sorted(expected, key=lambda key: key[0] == "adain")
+    assert encoder.names == tuple(name for name, _ in places)
+    wanted = torch.stack([expected[key] for key in places])
+    torch.testing.assert_close(encoder(images).unflatten(0, (len(places), -1)), wanted, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(encoder.encode(images), wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_what_comes_before_adain_is_computed_once(network):
+    images, encoder = byte_images(5), encoder_of(network, "hflip+adain")
+    assert encoder.shared
+    assert len(encoder.pixels(images)) == 10, "the image and its mirror image, not the copies of sources"
+
+
+class Around(torch.nn.Module):
+    """The input reaches the end around the map that AdaIN changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(3, 4, 3, 4, 1), torch.nn.Conv2d(7, 6, 3, 2, 1)
+
+    def forward(self, images):
+        pooled = torch.nn.functional.avg_pool2d(images, 4)
+        return self.second(torch.cat([self.first(images), pooled], 1)).mean((2, 3))
+
+
+def test_a_connection_around_the_map_needs_all_copies():
+    torch.manual_seed(0)
+    network, prepared = Around(), ImagePreprocessing((16, 16), HALF, HALF)
+    statistics = FeatureStatistics({"first": torch.rand(3, 2, 4)})
+    encoder = CopyEncoder(network, prepared, "adain", Statistics(3, None, statistics))
+    images = byte_images(2)
+    assert not encoder.shared
+    assert encoder.pixels(images).shape[0] == 8
+    torch.testing.assert_close(encoder(images)[:2], network(normalize(images, HALF, HALF)))
+
+
+@pytest.mark.parametrize("names", ["hflip+adain", "crop+grayscale"])
+def test_the_encoder_is_exported_for_any_batch(network, names):
+    encoder, images = encoder_of(network, names), byte_images(4)
+    rows = torch.export.Dim("rows", min=2, max=64)
+    program = torch.export.export(encoder, (images,), dynamic_shapes=({0: rows},))
+    for count in (2, 7):
+        other = byte_images(count, 1)
+        torch.testing.assert_close(program.module()(other), encoder(other), atol=1e-5, rtol=1e-4)
 
 
 def test_copies_come_in_the_order_of_their_names(network):
     names = [name for name, _ in copies_of(byte_images(1), "crop+hflip", Statistics.of(network))]
     assert names == ["", "crop", "hflip"]
-    found = copy_features("crop+hflip", Statistics.of(network), None, lambda x: x.float().flatten(1), [])
-    assert flat(found) == []
+    assert list(copy_features(encoder_of(network, "crop+hflip"), [byte_images(2)] * 2)) == [
+        "",
+        "crop",
+        "hflip",
+    ]
+    assert copy_features(encoder_of(network, "crop"), []) == {}
 
 
 def test_one_result_is_its_own_average(network):

@@ -1,5 +1,7 @@
 """AdaIN: maps get the statistics of a source, row by row, in any convolutional backbone."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import nn
@@ -39,8 +41,29 @@ def network() -> Network:
     return network
 
 
-def adain_to(network: Network, source: int | torch.Tensor):
-    return network.feature_statistics.adain(network.backbone, source)
+@contextmanager
+def adain_to(network: Network, source: int):
+    """Copy by copy: the reference. A hook replaces the statistics of every row by those of one source."""
+    handles = [
+        network.backbone.get_submodule(name.replace("/", ".")).register_forward_hook(
+            lambda _module, _inputs, maps, target=values[source]: adain(maps, target)
+        )
+        for name, values in network.feature_statistics.named_buffers()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def by_hand(network: Network, images: torch.Tensor) -> list[torch.Tensor]:
+    """Features of the images under the statistics of each source, a pass for each."""
+    found = []
+    for source in range(SOURCES):
+        with adain_to(network, source):
+            found.append(network.backbone(images))
+    return found
 
 
 def test_maps_get_the_given_statistics():
@@ -87,63 +110,44 @@ def test_a_network_without_maps_has_no_early_maps():
     assert early_maps(nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), (4, 4)) == ()
 
 
-def test_the_backbone_uses_the_statistics_of_a_source_within_the_context_only(network):
-    images = make_images(6)
-    before, inner = network.features(images), nn.Sequential(*network.backbone.network)
-    statistics = network.feature_statistics.state_dict()
-    for source in range(SOURCES):
-        with adain_to(network, source):
-            found = network.features(images)
-        first = adain(inner[:6](images), statistics["network/5"][source])
-        second = adain(inner[6:9](first), statistics["network/8"][source])
-        torch.testing.assert_close(found, network.rescale(inner[9:](second)))
-        assert not torch.allclose(found, before)
-    assert torch.equal(network.features(images), before)
+@pytest.mark.parametrize("image", [None, 0, 2], ids=["all copies", "shared stem", "shared stem, image last"])
+def test_one_pass_serves_all_copies(network, image):
+    """Copies that keep their statistics equal a plain pass, the others a pass for their source."""
+    own = [make_images(4), make_images(4).flip(-1)]
+    rows = [*own, *([own[0]] * SOURCES if image is None else [own[0]] * (image == 2))]
+    module = network.feature_statistics.applied(network.backbone, 2, image)
+    found = module(torch.cat(rows)).unflatten(0, (2 + SOURCES, -1))
+    expected = [*map(network.backbone, own), *by_hand(network, own[0])]
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found[0], found[-1])
 
 
-def test_one_pass_serves_copies_with_different_sources(network):
-    """Rows with a source equal a pass for that source, rows with -1 a pass without AdaIN, bit for bit."""
-    images, source = make_images(8), torch.tensor([2, -1, 0, 1, -1, 2, 0, 0])
-    expected = network.features(images)
-    for number in range(SOURCES):
-        with adain_to(network, number):
-            expected = torch.where((source == number).unsqueeze(1), network.features(images), expected)
-    with adain_to(network, source):
-        assert torch.equal(network.features(images), expected)
+def test_a_source_without_copies_of_its_own(network):
+    """Only copies for sources, as where the plain prediction is known already."""
+    images = make_images(3)
+    found = network.feature_statistics.applied(network.backbone, 0, 0)(images).unflatten(0, (SOURCES, -1))
+    torch.testing.assert_close(found, torch.stack(by_hand(network, images)), atol=1e-5, rtol=1e-5)
+
+
+def test_the_copy_has_the_tensors_of_the_backbone_and_no_hooks(network):
+    images = make_images(2)
+    before = network.backbone(images)
+    module = network.feature_statistics.applied(network.backbone, 1, 0)
+    own = {tensor.data_ptr() for tensor in network.state_dict().values()}
+    assert {tensor.data_ptr() for tensor in module.state_dict().values()} <= own
+    assert not any(part._forward_hooks for part in module.modules())
+    assert torch.equal(network.backbone(images), before)
+    next(network.backbone.parameters()).data.mul_(1.5)
+    assert torch.equal(module(images)[:2], network.backbone(images)), "a change in place is seen"
 
 
 def test_rows_that_keep_their_statistics_may_be_infinite_elsewhere(network):
     """A target that overflows does not reach rows that keep their own statistics."""
     images = make_images(2)
-    before = network.features(images)
     for values in network.feature_statistics.buffers():
         values.fill_(float("inf"))
-    with adain_to(network, torch.tensor([-1, -1])):
-        assert torch.equal(network.features(images), before)
-
-
-def test_a_source_is_needed_for_each_row(network):
-    with (
-        pytest.raises(ValueError, match="Expected `source` for each of 3 rows, but got 2"),
-        adain_to(network, torch.tensor([0, 1])),
-    ):
-        network.features(make_images(3))
-
-
-def test_an_error_leaves_no_hooks(network):
-    images = make_images(2)
-    before = network.features(images)
-    with pytest.raises(ZeroDivisionError), adain_to(network, 0):
-        raise ZeroDivisionError
-    assert torch.equal(network.features(images), before)
-
-
-def test_an_image_does_not_depend_on_the_rest_of_its_batch(network):
-    images = make_images(7)
-    with adain_to(network, 1):
-        together = network.features(images)
-        alone = torch.cat([network.features(image[None]) for image in images])
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+    found = network.feature_statistics.applied(network.backbone, 1, 0)(images)
+    torch.testing.assert_close(found[:2], network.backbone(images))
 
 
 def test_statistics_load_into_a_fresh_network(network):
@@ -151,5 +155,5 @@ def test_statistics_load_into_a_fresh_network(network):
     other = Network(SOURCES, 4, backbone.dim, backbone=backbone).eval().requires_grad_(False)
     other.load_state_dict(network.state_dict())
     images = make_images(3)
-    with adain_to(network, 2), adain_to(other, 2):
-        assert torch.equal(network.features(images), other.features(images))
+    ours, theirs = (n.feature_statistics.applied(n.backbone, 1, 0)(images) for n in (network, other))
+    assert torch.equal(ours, theirs)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from sourceward.adaptation.tta import Statistics
+from sourceward.adaptation.copies import Statistics
 from sourceward.data.loading import load_sources
 from sourceward.model import load
 from sourceward.nn.backbones import create_backbone

@@ -70,28 +70,38 @@ class EnergyAdaptation:
             inputs: (n, dim) rescaled features, or what the encoder takes, from any device.
             encoder: on the network's CUDA device. An `ImageEncoder` that is not valid raises `StaleEncoder`.
         """
+        return self.predict_copies(network, inputs, encoder)[0]
+
+    def predict_copies(
+        self, network: Network, inputs: Tensor, encoder: Encoder | None
+    ) -> list[AdaptationResult]:
+        """`predict` for an encoder of several copies: a result for each, in its order.
+
+        Features, energies and steps are those of the first copy in every result.
+        """
         if self.settings is None:
-            return replace(self, settings=settings_of(network)).predict(network, inputs, encoder)
-        size = BLOCK if encoder is None else INPUTS
+            return replace(self, settings=settings_of(network)).predict_copies(network, inputs, encoder)
+        size = BLOCK if encoder is None else INPUTS if _copies(encoder) == 1 else INPUTS // 2
         starts = range(0, max(len(inputs), 1), size)
-        return join([self._block(network, inputs[i : i + size], encoder) for i in starts])
+        blocks = [self._block(network, inputs[i : i + size], encoder) for i in starts]
+        return [join(parts) for parts in zip(*blocks)]
 
     @property
     def _settings(self) -> AdaptSettings:
         assert self.settings is not None
         return self.settings
 
-    def _block(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> AdaptationResult:
+    def _block(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> list[AdaptationResult]:
         padded = _more_rows(inputs, _rows(len(inputs), network, encoder is not None))
         table, trajectory = self._table(network, padded, encoder)
-        adapted = self._unpacked(table[: len(inputs)].cpu().numpy(), network)
+        copies = self._unpacked(table[: len(inputs)].cpu().numpy(), network, _copies(encoder))
         if trajectory is not None:
-            adapted = replace(adapted, trajectory=trajectory[: len(inputs)].cpu().numpy())
-        finite = np.isfinite(adapted.probabilities).all(1)
-        if finite.all() or not self._settings.num_steps:
-            return adapted
-        plain = replace(self, settings=self._settings.off())
-        return _fall_back(adapted, plain._block(network, inputs, encoder), finite)
+            copies[0] = replace(copies[0], trajectory=trajectory[: len(inputs)].cpu().numpy())
+        finite = [np.isfinite(copy.probabilities).all(1) for copy in copies]
+        if np.all(finite) or not self._settings.num_steps:
+            return copies
+        plain = replace(self, settings=self._settings.off())._block(network, inputs, encoder)
+        return [_fall_back(*copy) for copy in zip(copies, plain, finite)]
 
     def _table(
         self, network: Network, inputs: Tensor, encoder: Encoder | None
@@ -105,7 +115,8 @@ class EnergyAdaptation:
                 feature = _more_rows(feature, _rows(len(feature), network))
             keys = keys_of(feature, self._settings.seed)
             answer = adapt(network, feature, keys, self._settings, sources=self.sources, record=self.record)
-            return self._packed(answer, network)
+            packed, points = self._packed(answer, network)
+            return _beside(packed, len(inputs), _copies(encoder), network), points
 
         if not network.scale.is_cuda:
             _eval_mode(network, encoder)
@@ -144,7 +155,7 @@ class EnergyAdaptation:
         )
         return torch.cat(parts, 1), trajectory
 
-    def _unpacked(self, table: np.ndarray, network: Network) -> AdaptationResult:
+    def _unpacked(self, table: np.ndarray, network: Network, copies: int) -> list[AdaptationResult]:
         sources, classes = network.sources, network.classes
         widths = (sources * network.dim, classes, sources * classes, sources, sources, sources)
         ends = accumulate(widths, initial=0)  # faster than `np.split`, and one sample counts
@@ -154,7 +165,7 @@ class EnergyAdaptation:
         status = np.where((used > 0).any(1), ADAPTED, ENERGY_NOT_LOWER)
         if self._settings.num_steps == 0:  # energies may still weight the sources
             status[:] = NOT_ADAPTED if self._settings.is_off else ADAPTED
-        return AdaptationResult(
+        first = AdaptationResult(
             feature.reshape(-1, sources, network.dim),
             probability,
             per_source.reshape(-1, sources, classes),
@@ -163,6 +174,11 @@ class EnergyAdaptation:
             steps.round().astype(np.int64),
             status,
         )
+        if copies == 1:
+            return [first]
+        votes = table[:, sum(widths) :].reshape(len(table), copies - 1, 1 + sources, classes)
+        others = (np.ascontiguousarray(votes[:, copy]) for copy in range(copies - 1))
+        return [first, *(replace(first, probabilities=v[:, 0], per_source=v[:, 1:]) for v in others)]
 
 
 @ADAPTERS.register("none")
@@ -210,11 +226,24 @@ def _parts(network: Network, encoder: Encoder | None) -> Iterator[nn.Module]:
         yield from network.backbone.modules()
 
 
+def _copies(encoder: Encoder | None) -> int:
+    return encoder.copies if isinstance(encoder, ImageEncoder) else 1
+
+
+def _beside(table: Tensor, rows: int, copies: int, network: Network) -> Tensor:
+    """A table of rows copy by copy as one row per sample, with the predictions on its other copies."""
+    if copies == 1:
+        return table
+    start, votes = network.sources * network.dim, (1 + network.sources) * network.classes
+    first, *others = table[: copies * rows].split(rows)
+    return torch.cat([first, *(other[:, start : start + votes] for other in others)], 1)
+
+
 def _rows(rows: int, network: Network, encoded: bool = False) -> int:
     """Rows to pad to: on CUDA one of a few sizes, each of which has a graph."""
     if network.scale.is_cuda:
-        sizes = (1, 2, 4, 8, 16, 32, 64, INPUTS) if encoded else (16, 32, 64, 128, 256, BLOCK)
-        return next(size for size in sizes if size >= rows)
+        sizes = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, INPUTS) if encoded else (16, 32, 64, 128, 256, BLOCK)
+        return next((size for size in sizes if size >= rows), rows + -rows % BLOCK)
     multiple = 1 if encoded else row_multiple(network.dim, network.energy.hidden)
     return max(rows + -rows % multiple, multiple)
 

@@ -1,11 +1,12 @@
-"""Prediction from pixels as one captured CUDA graph: same results, one launch."""
+"""Encoders of a model's images, and prediction from pixels as one captured CUDA graph."""
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from sourceward.adaptation.base import AdaptationResult
+from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.nn import folded
 from sourceward.nn.encoder import ImageEncoder, StaleEncoder
@@ -13,30 +14,62 @@ from sourceward.nn.encoder import ImageEncoder, StaleEncoder
 if TYPE_CHECKING:
     from sourceward.model.model import Model
 
-KEY = "_image_encoder"
-"""Where a model keeps its encoder."""
+KEY = "_image_encoders"
+"""Where a model keeps its encoders."""
 
 
-def adapt_captured(model: "Model", adapter: EnergyAdaptation, images: Tensor) -> AdaptationResult:
-    """Adapt uint8 images of the model's own size, on CUDA."""
-    known = model.__dict__.get(KEY)
-    if known is not None and _describes(known, model):
-        with suppress(StaleEncoder):  # it is checked while the prediction is computed
-            return adapter.predict(model.network, images, known)
-    return adapter.predict(model.network, images, _encoder(model))
+def predict_images(
+    model: "Model", adapter: EnergyAdaptation, images: Tensor, names: str = "", plain: bool = True
+) -> tuple[list[AdaptationResult], tuple[float, ...]]:
+    """Adapt uint8 images of the model's own size and their copies in one pass: results and their weights.
+
+    Args:
+        model: of images.
+        adapter: of features.
+        images: (n, 3, height, width).
+        names: transforms, joined by +.
+        plain: whether the images themselves are among the copies; they are the first then.
+    """
+    network, known = model.network, model.__dict__.get(KEY, {}).get((names, plain))
+    if model.device.type != "cuda":
+        encode = copy_encoder(model, names, plain)
+        with torch.no_grad():
+            copies = network.rescale(encode.encode(images))
+        return [adapter(network, feature) for feature in copies], encode.weights
+    try:
+        if known is None or not _describes(known, model):
+            raise StaleEncoder
+        results = adapter.predict_copies(network, images, known)  # it is checked while the graph runs
+    except StaleEncoder:
+        known = _encoder(model, names, plain)
+        results = adapter.predict_copies(network, images, known)
+    assert isinstance(known.encode, CopyEncoder)
+    return results, known.encode.weights
 
 
-def forget_encoder(model: "Model") -> None:
-    """Drop the encoder, and with it the memory of its graphs."""
+def copy_encoder(model: "Model", names: str, plain: bool = True) -> CopyEncoder:
+    """The encoder of a model's images and their copies."""
+    encode = _encoder(model, names, plain).encode
+    assert isinstance(encode, CopyEncoder)
+    return encode
+
+
+def forget_encoders(model: "Model") -> None:
+    """Drop the encoders, and with them the memory of their graphs."""
     model.__dict__.pop(KEY, None)
 
 
-def _encoder(model: "Model") -> ImageEncoder:
-    known = model.__dict__.get(KEY)
+def _encoder(model: "Model", names: str, plain: bool) -> ImageEncoder:
+    network, encoders = model.network, model.__dict__.setdefault(KEY, {})
+    known = encoders.get((names, plain))
     if known is None or not _describes(known, model) or not known.valid():
-        known = ImageEncoder(model.network, model.preprocessing)
-        model.__dict__[KEY] = known
-        folded(model.network).graphs.clear()
+        if known is not None:
+            encoders.clear()
+            folded(network).graphs.clear()
+        assert network.backbone is not None
+        encode = CopyEncoder(network.backbone, model.preprocessing, names, Statistics.of(network), plain)
+        known = ImageEncoder(network, model.preprocessing, encode, len(encode.weights))
+        encoders[names, plain] = known
     return known
 
 

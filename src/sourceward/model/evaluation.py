@@ -11,12 +11,13 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.adaptation import AdaptationResult
-from sourceward.adaptation.tta import CopyFeatures, Statistics, copy_features, flat, predict_copies
+from sourceward.adaptation.tta import CopyFeatures, copy_features, flat, predict_copies
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import encode, prepare_samples
 from sourceward.data.transforms import parse_transforms
 from sourceward.functional.bootstrap import interval, paired_draws
+from sourceward.model.captured import copy_encoder
 from sourceward.model.items import PLURAL
 from sourceward.model.model import Model
 
@@ -106,14 +107,8 @@ def dataset_copies(
             found.append(CopyFeatures(model.features(mixed), 1 / network.sources))
     if names:
         samples = prepare_samples(dataset, backbone, model.device, show=progress)
-        images, statistics = samples.stored(slice(0, len(dataset))), Statistics.of(network)
-
-        def encode_images(pixels: Tensor) -> Tensor:
-            inputs: Any = samples.normalize(pixels)
-            return network.features(inputs)
-
-        copies = copy_features("+".join(names), statistics, backbone, encode_images, images)
-        del copies[""]
+        encoder = copy_encoder(model, "+".join(names), plain=False)
+        copies = copy_features(encoder, samples.stored(slice(0, len(dataset))), network.rescale)
         found += flat(copies)
     return found
 

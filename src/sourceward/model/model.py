@@ -20,14 +20,14 @@ from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
 from sourceward._util.storage import open_folder, save_tensors, write_whole
 from sourceward.adaptation.base import AdaptationResult, join
+from sourceward.adaptation.copies import Statistics, check_transforms
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.images import inner_backbone
-from sourceward.adaptation.tta import Statistics, apply_copy, average, check_transforms, copies_of
+from sourceward.adaptation.tta import average
 from sourceward.data.loading import image_geometry, rows_per_pass
-from sourceward.data.transforms import OWN
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.sources import source_numbers
-from sourceward.model.captured import adapt_captured, forget_encoder
+from sourceward.model.captured import forget_encoders, predict_images
 from sourceward.model.file import CARD, CONFIG, FORMAT_VERSION, WEIGHTS, describe_model, read_folder
 from sourceward.model.items import PLURAL, describe, is_matrix, items_of, read_images
 from sourceward.model.prediction import Prediction, explain
@@ -83,14 +83,14 @@ class Model:
 
     def to(self, device: str | torch.device) -> "Model":
         self.network.to(choose_device(device))
-        forget_encoder(self)  # it keeps the weights of its graphs alive
+        forget_encoders(self)  # it keeps the weights of its graphs alive
         clear_folded(self.network)
         return self
 
     def with_tta(self, transforms: str) -> "Model":
         """The same model with other transforms of test-time augmentation.
 
-        Every copy costs a pass of the backbone; `fourier` and `adain` make one copy per source.
+        Every copy is a row of the backbone's batch; `fourier` and `adain` make one copy per source.
 
         Args:
             transforms: names in `list_transforms()`, joined by +, such as "hflip+adain"; "" for none.
@@ -144,23 +144,9 @@ class Model:
         self, images: Tensor, num_steps: int | None = None, sources: Sequence[str] | None = None
     ) -> AdaptationResult:
         """`adapt` for uint8 images (n, 3, height, width) that have the model's own size already."""
-        images, statistics = images.to(self.device), Statistics.of(self.network)
         names = self.tta if num_steps != 0 else ""  # no adaptation at all, then
-        adapter, backbone = self.adapter_for(num_steps, sources), self.backbone
-        results, weights = [], []
-        for _, copy in copies_of(images, names, statistics):
-            captured = copy.source == OWN  # a CUDA graph knows nothing of replaced statistics
-
-            def predict(images: Tensor, captured: bool = captured) -> AdaptationResult:
-                if captured and self.device.type == "cuda":
-                    return adapt_captured(self, adapter, images)
-                step = rows_per_pass(self.device)
-                feature = torch.cat([self.image_features(part) for part in images.split(step)])
-                return adapter(self.network, feature)
-
-            results.append(apply_copy(copy, predict, statistics, backbone))
-            weights.append(copy.weight)
-        return average(results, weights)
+        adapter = self.adapter_for(num_steps, sources)
+        return average(*predict_images(self, adapter, images.to(self.device), names))
 
     def adapt_features(
         self,

@@ -1,7 +1,7 @@
 """`ImageEncoder`: from pixels to rescaled features, as a function that a CUDA graph can capture."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sourceward.nn import Network
 from sourceward.nn.backbones import ImagePreprocessing
@@ -19,11 +19,19 @@ class ImageEncoder:
     Args:
         network: with a backbone.
         preprocessing: of the backbone.
+        encode: from images to the features of several copies before they are rescaled, copy by copy.
+        copies: how many.
     """
 
-    def __init__(self, network: Network, preprocessing: ImagePreprocessing) -> None:
+    def __init__(
+        self,
+        network: Network,
+        preprocessing: ImagePreprocessing,
+        encode: nn.Module | None = None,
+        copies: int = 1,
+    ) -> None:
         device = network.scale.device
-        self.network = network
+        self.network, self.encode, self.copies = network, encode, copies
         self.mean = torch.tensor(preprocessing.mean, device=device).view(-1, 1, 1)
         self.std = torch.tensor(preprocessing.std, device=device).view(-1, 1, 1)
         assert network.backbone is not None
@@ -32,12 +40,15 @@ class ImageEncoder:
         """All modules of the backbone, listed once because it is slow."""
         tables = [t for m in self.modules for t in (m._modules, m._parameters, m._buffers) if t]
         self._entries = [(table, name, value) for table in tables for name, value in table.items()]
+        self._statistics = network.amplitudes, network.feature_statistics
         self._tensors = [value for _, _, value in self._entries if isinstance(value, Tensor)]
         self._addresses = self._read_addresses()
         self._alive = [tensor.detach() for tensor in self._tensors]  # a captured graph may still read them
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Features (n, dim) of uint8 images."""
+        """Features (n, dim), or (copies x n, dim), of uint8 images."""
+        if self.encode is not None:
+            return self.network.rescale(self.encode(images))
         return self.network.features((images.float() / 255 - self.mean) / self.std)
 
     def valid(self) -> bool:
@@ -45,6 +56,8 @@ class ImageEncoder:
         in place, but not a tensor or module that was replaced."""
         return (
             self._backbone is self.network.backbone
+            and self._statistics[0] is self.network.amplitudes
+            and self._statistics[1] is self.network.feature_statistics
             and all(table.get(name) is value for table, name, value in self._entries)
             and self._addresses == self._read_addresses()
         )

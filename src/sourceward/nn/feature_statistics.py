@@ -6,6 +6,7 @@ statistics by the mean statistics of a source, as test-time augmentation (test-t
 al., ICML 2023). Each image is normalised by itself.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -36,43 +37,83 @@ class FeatureStatistics(nn.Module):
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         return cls({name: torch.zeros_like(value) for name, value in own.items()})
 
-    @contextmanager
-    def adain(self, backbone: nn.Module, source: int | Tensor) -> Iterator[None]:
-        """Within this context, `backbone` gives its early maps the statistics of a source.
+    def applied(self, backbone: nn.Module, own: int, image: int | None = None) -> nn.Module:
+        """A copy of the backbone, with the same tensors, that applies AdaIN to some copies of a batch.
+
+        Its input is (copies x n, ...), copy by copy. The first `own` copies keep their statistics; after them
+        comes one copy per source, which gets the statistics of that source.
 
         Args:
-            backbone: the network whose modules are named.
-            source: one source for all rows, or an int64 tensor (rows,) with a source for each row of the
-                batch; -1 keeps the row's own statistics, so that one forward pass serves several copies.
+            backbone: whose modules are named.
+            own: copies that keep their own statistics.
+            image: which copy of the input the copies for the sources are made from, after the first named
+                module: what comes before it is then computed once, and the input holds no copies for sources.
+                For backbones without connections around that module; None where the input holds all copies.
         """
-        with _hooked(
-            (backbone.get_submodule(name.replace("/", ".")), _adain_hook(values, source))
-            for name, values in self.named_buffers()
-        ):
-            yield
+        changed = share(backbone)
+        order = {name: place for place, (name, _) in enumerate(backbone.named_modules())}
+        named = {name.replace("/", "."): values for name, values in self.named_buffers()}
+        for name in sorted(named, key=order.__getitem__):
+            parent, _, leaf = name.rpartition(".")
+            module = AdaIN(changed.get_submodule(name), named[name], own, image)
+            setattr(changed.get_submodule(parent), leaf, module)
+            image = None
+        return changed
+
+
+class AdaIN(nn.Module):
+    """A module whose maps get the statistics of the sources, for some of the copies of a batch.
+
+    Args:
+        module: its output is (copies x n, channels, height, width), copy by copy.
+        statistics: (sources, 2, channels).
+        own, image: see `FeatureStatistics.applied`.
+    """
+
+    statistics: Tensor
+
+    def __init__(self, module: nn.Module, statistics: Tensor, own: int, image: int | None) -> None:
+        super().__init__()
+        self.module, self.own, self.image = module, own, image
+        self.register_buffer("statistics", statistics)
+
+    def forward(self, *inputs: Any) -> Tensor:
+        copies = self.module(*inputs)
+        total = self.own + len(self.statistics) if self.image is None else max(self.own, self.image + 1)
+        copies = copies.unflatten(0, (total, -1))
+        own = copies[: self.own]
+        changed = copies[self.own :] if self.image is None else copies[self.image : self.image + 1]
+        return torch.cat([own, adain(changed, self.statistics.unsqueeze(1))]).flatten(0, 1)
+
+
+def share(module: nn.Module) -> nn.Module:
+    """A copy of a module with the same parameters and buffers, not copies of them."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
 
 def feature_statistics(maps: Tensor) -> Tensor:
-    """Mean and standard deviation of each channel: (batch, channels, height, width) -> (batch, 2, channels).
+    """Mean and standard deviation of each channel: (..., channels, height, width) -> (..., 2, channels).
 
     >>> feature_statistics(torch.tensor([[[[1.0, 3.0]]]]))
     tensor([[[2.],
              [1.]]])
     """
-    flat = maps.float().flatten(2)
-    return torch.stack([flat.mean(2), flat.std(2, correction=0)], 1)
+    flat = maps.float().flatten(-2)
+    return torch.stack([flat.mean(-1), flat.std(-1, correction=0)], -2)
 
 
 def adain(maps: Tensor, statistics: Tensor) -> Tensor:
-    """Maps (batch, channels, height, width) with the given statistics, (2, channels) or (batch, 2, channels).
+    """Maps (..., channels, height, width) with the given statistics, (..., 2, channels), broadcast.
 
     >>> adain(torch.tensor([[[[1.0, 3.0]]]]), torch.tensor([[0.0], [5.0]]))
     tensor([[[[-5.,  5.]]]])
     """
     own = feature_statistics(maps)[..., None, None]
     mean, std = statistics[..., None, None].to(own).unbind(-4)
+    own_mean, own_std = own.unbind(-4)
     tiny = torch.finfo(torch.float16).eps  # a constant map stays constant
-    return (mean + (maps.float() - own[:, 0]) * (std / own[:, 1].clamp_min(tiny))).to(maps.dtype)
+    return (mean + (maps.float() - own_mean) * (std / own_std.clamp_min(tiny))).to(maps.dtype)
 
 
 @torch.no_grad()
@@ -126,22 +167,6 @@ def _stride(maps: Any, size: tuple[int, int]) -> int:
         if all(a in (b // stride, -(-b // stride)) for a, b in zip(maps.shape[2:], size)):
             return stride
     return 0
-
-
-def _adain_hook(statistics: Tensor, source: int | Tensor) -> Callable[..., Tensor]:
-    """A forward hook that applies `adain` to a module's output; statistics are (sources, 2, channels)."""
-    if not isinstance(source, Tensor):
-        target = statistics[source]
-        return lambda _module, _inputs, maps: adain(maps, target)
-    source = source.to(statistics.device)
-    targets, keep = statistics[source.clamp_min(0)], (source < 0).view(-1, 1, 1, 1)
-
-    def hook(_module: nn.Module, _inputs: Any, maps: Tensor) -> Tensor:
-        if len(maps) != len(targets):
-            raise ValueError(f"Expected `source` for each of {len(maps)} rows, but got {len(targets)}.")
-        return torch.where(keep, maps, adain(maps, targets))
-
-    return hook
 
 
 @contextmanager

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sourceward._util.devices import ALONE
-from sourceward.adaptation.tta import CopyFeatures, Statistics, copy_features
+from sourceward.adaptation.copies import CopyEncoder, Statistics
+from sourceward.adaptation.tta import CopyFeatures, copy_features
 from sourceward.data import DomainDataset
 from sourceward.data.loading import Samples, SourceData, encode, load_sources, prepare_samples
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
@@ -95,10 +96,9 @@ def encode_copies(
 ) -> dict[str, list[CopyFeatures]]:
     """Raw features of samples, under the name "", and of their copies by transform; on the host."""
 
-    def features(images: Tensor) -> Tensor:
-        return backbone(samples.normalize(images))
-
-    found = copy_features(names, statistics, backbone, features, samples.stored(rows))
+    assert isinstance(backbone.preprocessing, ImagePreprocessing)
+    encoder = CopyEncoder(backbone, backbone.preprocessing, names, statistics)
+    found = copy_features(encoder, samples.stored(rows))
     return {
         name: [CopyFeatures(part.feature.cpu(), part.weight) for part in parts]
         for name, parts in found.items()

@@ -1,0 +1,177 @@
+"""`CopyEncoder`: features of images and of their copies by one pass of the backbone."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sourceward.adaptation.base import Unsuitable
+from sourceward.data.loading import rows_per_pass
+from sourceward.data.transforms import OWN, TRANSFORMS, Copy, make_copies, parse_transforms
+from sourceward.nn import Network
+from sourceward.nn.backbones import ImagePreprocessing
+from sourceward.nn.feature_statistics import FeatureStatistics
+from sourceward.nn.projection import Projected
+
+WHY_NOT = {
+    "amplitudes": "This model has no Fourier amplitudes of its sources: `fourier` needs a model that `fit` "
+    "trained on images.",
+    "feature_statistics": "This model has no feature statistics of its sources: `adain` needs a "
+    "convolutional backbone. Use other transforms.",
+}
+
+
+class Statistics(NamedTuple):
+    """What transforms need to know about the sources."""
+
+    sources: int
+    amplitudes: Tensor | None = None
+    """(sources, 3, height, width // 2 + 1), mean Fourier amplitudes."""
+    feature_statistics: FeatureStatistics | None = None
+    """Of the backbone's early feature maps."""
+
+    @classmethod
+    def of(cls, network: Network) -> "Statistics":
+        return cls(network.sources, network.amplitudes, network.feature_statistics)
+
+
+def check_transforms(names: str, statistics: Statistics) -> None:
+    """Refuse transforms that need statistics which are not there."""
+    for name in parse_transforms(names):
+        needs = TRANSFORMS[name].needs
+        if needs and getattr(statistics, needs) is None:
+            raise Unsuitable(WHY_NOT[needs])
+
+
+def copies_of(images: Tensor, names: str, statistics: Statistics) -> Iterator[tuple[str, Copy]]:
+    """The images themselves, under the name "", then every copy that the transforms make of them.
+
+    Args:
+        images: uint8 (batch, 3, height, width), on the statistics' device.
+        names: of transforms, joined by +.
+        statistics: of the sources.
+    """
+    yield "", Copy(images, 1.0)
+    for name in parse_transforms(names):
+        for copy in make_copies(name, images, statistics.sources, statistics.amplitudes):
+            yield name, copy
+
+
+class CopyEncoder(nn.Module):
+    """Encode uint8 images and their copies as rows of one batch: (n, 3, h, w) -> (copies x n, dim).
+
+    Rows come copy by copy: first the copies that keep their own feature statistics, the images themselves
+    before the others, then the AdaIN copies, one per source; `names` and `weights` say which is which. It is
+    made of plain modules with constants, without hooks or state, for a CUDA graph or `torch.export`:
+
+        encoder = CopyEncoder(network.backbone, preprocessing, "hflip+crop+adain", Statistics.of(network))
+        feature = network.rescale(encoder(images)).unflatten(0, (len(encoder.weights), -1))
+
+    The output is that of the backbone (after a projection that follows it). AdaIN copies are identical to the
+    image before the first replaced statistics, so that part is computed once where the backbone allows it.
+
+    Args:
+        backbone: an image backbone, or one followed by a projection. Its tensors are used, not copied.
+        preprocessing: of the backbone; images already have its size.
+        names: of transforms, joined by +.
+        statistics: of the sources.
+        plain: whether the images themselves are among the copies.
+    """
+
+    amplitudes: Tensor | None
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        preprocessing: ImagePreprocessing,
+        names: str,
+        statistics: Statistics,
+        plain: bool = True,
+    ) -> None:
+        super().__init__()
+        check_transforms(names, statistics)
+        device = next((tensor.device for tensor in backbone.parameters()), torch.device("cpu"))
+        blank = torch.zeros(1, len(preprocessing.mean), *preprocessing.size, dtype=torch.uint8, device=device)
+        copies = [(name, copy) for name, copy in copies_of(blank, names, statistics) if name or plain]
+        copies = sorted(copies, key=lambda pair: pair[1].source != OWN)
+        self.names = tuple(name for name, _ in copies)
+        self.weights = tuple(copy.weight for _, copy in copies)
+        self.plain, self.sources = plain, statistics.sources
+        self.own = sum(copy.source == OWN for _, copy in copies)
+        self.register_buffer("amplitudes", statistics.amplitudes, persistent=False)
+        for name, values in (("mean", preprocessing.mean), ("std", preprocessing.std)):
+            self.register_buffer(name, torch.tensor(values, device=device).view(-1, 1, 1), persistent=False)
+        self.shared = False
+        self.backbone = backbone
+        if self.own < len(copies):
+            self._apply_statistics(statistics.feature_statistics, preprocessing.size)
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (copies x n, dim) of uint8 images (n, 3, h, w)."""
+        return self.backbone((self.pixels(images).float() / 255 - self.mean) / self.std)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """The rows that enter the backbone, uint8."""
+        found = [images] if self.plain else []
+        for name in dict.fromkeys(self.names[: self.own]):
+            if name:
+                copies = make_copies(name, images, self.sources, self.amplitudes)
+                found += [copy.images for copy in copies]
+        if self.shared and not self.plain:
+            found.append(images)
+        elif not self.shared:
+            found += [images] * (len(self.names) - self.own)
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Features (copies, n, dim) of any number of images, some at a time; bfloat16 inside on CUDA."""
+        device = self.mean.device
+        step = max(rows_per_pass(device) // len(self.weights), 1)
+        parts = []
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            for some in images.to(device).split(step):
+                parts.append(self(some).float().unflatten(0, (len(self.weights), -1)))
+        return torch.cat(parts, 1)
+
+    @torch.no_grad()
+    def _apply_statistics(self, statistics: FeatureStatistics | None, size: tuple[int, int]) -> None:
+        """Insert AdaIN; before it the images are computed once, where that gives the same features."""
+        assert statistics is not None
+        whole = self.backbone
+        inner = whole.backbone if isinstance(whole, Projected) else whole
+        assert inner is not None
+
+        def applied(image: int | None) -> nn.Module:
+            changed = statistics.applied(inner, self.own, image)
+            return (Projected(changed, whole.projection) if isinstance(whole, Projected) else changed).eval()
+
+        image = 0 if self.plain else self.own
+        apart, shared = applied(None), applied(image)
+        generator, copies = torch.Generator().manual_seed(0), len(self.names)
+        for side in ([-(-edge // 4) for edge in size], size):  # the smaller one is enough for most backbones
+            rows = torch.randn(max(self.own, image + 1), 2, len(self.mean), *side, generator=generator)
+            self.shared = self.shared or _same(apart, shared, rows.to(self.mean), self.own, image, copies)
+        self.backbone = shared if self.shared else apart
+
+
+def _same(apart: nn.Module, shared: nn.Module, rows: Tensor, own: int, image: int, copies: int) -> bool:
+    """Whether a backbone that repeats the image's maps gives the features of one that gets all copies.
+
+    Args:
+        apart: takes (copies x n, ...).
+        shared: takes `rows`.
+        rows: (copies that enter the backbone, n, ...).
+        own, image: see `FeatureStatistics.applied`.
+        copies: number of copies.
+    """
+    every = torch.cat([rows[:own], rows[image].expand(copies - own, *rows.shape[1:])])
+    try:
+        expected, found = apart(every.flatten(0, 1)), shared(rows.flatten(0, 1))
+    except (RuntimeError, ValueError):  # a connection around the first module
+        return False
+    return len(found) == len(expected) and bool((found - expected).abs().max() <= 0.02 * expected.abs().max())
