@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sourceward._util.errors import InputError
-from sourceward.adaptation.tta import Statistics, copies_of
+from sourceward.adaptation.copies import Statistics, copies_of
 from sourceward.algorithm import aggregate, draw_latent, energy_target
 from sourceward.functional.distilled import StartPoint, distilled_step
 from sourceward.functional.energy import latent_bias, swish
