@@ -137,13 +137,38 @@ def test_guide_last_supervises_the_last_step_only(monkeypatch):
 def test_a_posterior_chain_doubles_the_chains():
     replay, twice = make_replay(), make_replay()
     plain = objective(make_network(), replay, make_batch(), STEPS, Coefficients(), make_generator())
-    doubled = replace(STEPS, posterior_chain=True)
+    doubled = replace(STEPS, chain_latent="both")
     both = objective(make_network(), twice, make_batch(), doubled, Coefficients(), make_generator())
     assert torch.equal(plain.classify, both.classify)
     assert not torch.equal(plain.contrast, both.contrast)
     assert torch.equal(twice.pushed, 2 * replay.pushed)
     # Eq. 7 has no posterior to start a second chain from.
-    assert torch.equal(*(fresh("linear", posterior_chain=p).total for p in (False, True)))
+    assert torch.equal(*(fresh("linear", chain_latent=z).total for z in ("prior", "both")))
+
+
+def test_chains_by_the_prior_and_by_the_posterior_are_the_halves_of_both():
+    loss = {z: fresh(chain_latent=z) for z in ("prior", "posterior", "both")}
+    assert torch.equal(loss["prior"].classify, loss["posterior"].classify)
+    assert not torch.equal(loss["prior"].contrast, loss["posterior"].contrast)
+    assert torch.equal(loss["prior"].kl, loss["both"].kl)
+
+
+def test_several_draws_average_the_classification_loss():
+    """The spread of the loss over seeds falls with the number of draws."""
+    one, four = fresh(num_draws=1), fresh(num_draws=4)
+    assert not torch.equal(one.classify, four.classify)
+    network = make_network()
+    with torch.no_grad():
+        network.latent.std.weight.zero_(), network.latent.std.bias.fill_(-1e4)  # std is at its least, 0.1
+    spread = [
+        torch.stack([
+            objective(network, make_replay(), make_batch(), replace(STEPS, num_draws=n), Coefficients(),
+                      torch.Generator().manual_seed(seed)).classify
+            for seed in range(30)
+        ]).std()
+        for n in (1, 16)
+    ]  # fmt: skip
+    assert spread[1] < 0.5 * spread[0]  # 1/4 in theory
 
 
 def starts(batch: Batch, settings: TrainSettings, monkeypatch) -> tuple[Tensor, Tensor]:

@@ -63,12 +63,14 @@ def objective(
     # Latents: prior p(z|x), and posterior q(z|d) of every class centre of the batch.
     prior = network.prior(feature)
     class_posterior = network.posterior(network.batch_centers(feature, label))
-    class_latent = draw(class_posterior, generator)
     posterior = None if class_posterior is None else class_posterior.gather(label)
 
-    # First line: classify the sources' own samples. It trains psi and phi.
-    latent = draw(posterior, generator)
-    logits = network.head(feature, latent, class_latent)
+    # First line: classify the sources' own samples, averaged over draws of z. It trains psi and phi.
+    drawn = []
+    for _ in range(settings.num_draws):
+        class_latent, latent = draw(class_posterior, generator), draw(posterior, generator)
+        drawn.append(network.head(feature, latent, class_latent))
+    logits = drawn[0] if settings.num_draws == 1 else torch.cat(drawn, dim=1)
     pooled = feature.new_zeros(())
     if network.head.pooled:
         pooled_posterior = network.posterior(network.pooled_centers(feature, label))
@@ -105,7 +107,7 @@ def objective(
         guided = _with_kl(guided, network, class_posterior)
 
     equation = eq7 if network.latent is None else eq10
-    positive = Positive(logits, label, own_energy, posterior, prior)
+    positive = Positive(logits, label.repeat(1, settings.num_draws), own_energy, posterior, prior)
     loss = equation(positive, end_energy, guided.parts, coefficients)
     return loss._replace(total=loss.total + pooled)
 
@@ -130,12 +132,20 @@ def _chain_starts(
     earlier chain ends. z is drawn once and fixed."""
     start, label = negatives(batch, settings.chains, settings.shift_noise, generator)
     start = replay.replace(start, label, settings.replay_share, generator)
-    start_latent, latent = draw(network.prior(start), generator), draw(latents.prior, generator)
-    feature = batch.feature
-    if settings.posterior_chain and latents.class_posterior is not None and latents.posterior is not None:
-        start_latent = join(start_latent, draw(latents.class_posterior.gather(label), generator))
-        start, label = join(start, start), join(label, label)
-        latent, feature = join(latent, draw(latents.posterior, generator)), join(feature, feature)
+    feature, of = batch.feature, settings.chain_latent
+    if latents.class_posterior is None or latents.posterior is None:
+        return Rows(feature, batch.label, None), Rows(start, label, None)
+    drawn: list[tuple[Tensor | None, Tensor | None]] = []  # z of the samples, z of the chain starts
+    if of != "posterior":
+        start_latent = draw(network.prior(start), generator)
+        drawn.append((draw(latents.prior, generator), start_latent))
+    if of != "prior":
+        start_latent = draw(latents.class_posterior.gather(label), generator)
+        drawn.append((draw(latents.posterior, generator), start_latent))
+    latent, start_latent = drawn[0]
+    if of == "both":
+        latent, start_latent = join(latent, drawn[1][0]), join(start_latent, drawn[1][1])
+        feature, start, label = join(feature, feature), join(start, start), join(label, label)
     return Rows(feature, batch.label, detach(latent)), Rows(start, label, detach(start_latent))
 
 

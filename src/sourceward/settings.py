@@ -27,8 +27,48 @@ WHITEN = True
 KL_WEIGHT = 0.02
 """Default weight of KL(q(z|d) || p(z|x)), for features of norm sqrt(dim)."""
 
+PAPER = "paper"
+"""The KL weight that is equivalent to the released code's: see `kl_weight_of`."""
+RELEASED_KL_WEIGHT = 0.1
+
+PAPER_ADAPTER: dict[str, Any] = {
+    "num_steps": 20,
+    "aggregation": "mean",
+    "head": "prototype",
+    "whiten": False,
+    "kl_weight": PAPER,
+    "train": {"feature_noise": 0.0},
+}
+"""The paper's configuration of `EnergyAdapter`: prototype head, features as they come, the released KL
+weight, 20 steps, the mean of the sources. Learning rates and iterations stay ours: the paper's are for a
+trained backbone."""
+
 SCHEDULES = ("cosine", "step", "constant")
 SUPERVISE = ("all", "last")
+OPTIMIZERS = ("adamw", "adam")
+CHAIN_LATENTS = ("prior", "posterior", "both")
+
+
+def kl_weight_of(kl_weight: float | str, dim: int) -> float:
+    """The weight of the KL for features of width `dim`: the number itself, or 0.1 / dim for `paper`.
+
+    The released code weights the KL by 0.1, with logits x . z and features of norm r. Ours are
+    x . z / sqrt(dim) with features of norm sqrt(dim), so the same logits need means r times as long. At the
+    same standard deviations their KL is r^2 times as large, and r^2 is about dim for the paper's backbones.
+
+    >>> kl_weight_of("paper", 2048) == 0.1 / 2048, kl_weight_of(0.02, 2048)
+    (True, 0.02)
+    """
+    return RELEASED_KL_WEIGHT / dim if isinstance(kl_weight, str) else kl_weight
+
+
+def check_kl_weight(kl_weight: Any) -> None:
+    """Refuse what is neither a number of 0 or more nor `paper`."""
+    if kl_weight != PAPER and not (isinstance(kl_weight, Real) and 0 <= float(kl_weight) < float("inf")):
+        raise InputError(
+            f"Expected `kl_weight` to be 0 or more, or 'paper' for the released code's weight, but got "
+            f"{kl_weight!r}."
+        )
 
 
 @dataclass(frozen=True)
@@ -41,8 +81,10 @@ class LoopSettings:
         learning_rate: of latent network and head.
         energy_learning_rate: of the energies.
         backbone_learning_rate: of the backbone, when it is trained.
-        weight_decay: decoupled (AdamW); the released code's value.
+        weight_decay: the released code's value.
+        optimizer: `adamw` (decoupled weight decay) or `adam` (the paper).
         schedule: `cosine` to 0, `step` (x 0.1 at 60 %, the released code) or `constant`.
+        backbone_schedule: of the backbone alone; as `schedule` when None.
         average: decay of the exponential moving average of all trained weights; 0 keeps the last iterate, 1
             is the plain mean of all iterates from the hundredth on (Arpit et al., NeurIPS 2022).
         freeze_batchnorm: keep the backbone's batch norm statistics fixed, so that results do not depend on
@@ -55,7 +97,9 @@ class LoopSettings:
     energy_learning_rate: float = 1e-3
     backbone_learning_rate: float = 1e-5
     weight_decay: float = 5e-4
+    optimizer: str = "adamw"
     schedule: str = "cosine"
+    backbone_schedule: str | None = None
     average: float = 0.98
     freeze_batchnorm: bool = True
 
@@ -63,6 +107,8 @@ class LoopSettings:
         _whole(self, 1, "max_iter", "batch_size")
         _not_negative(self, "learning_rate", "energy_learning_rate", "backbone_learning_rate", "weight_decay")
         _one_of(self, "schedule", SCHEDULES)
+        _one_of(self, "backbone_schedule", (None, *SCHEDULES))
+        _one_of(self, "optimizer", OPTIMIZERS)
         _share(self, "average")
 
 
@@ -75,17 +121,21 @@ class TrainSettings:
         step_size: of the training chains.
         chains: chains per source and iteration; as many as the batch has rows when None.
         replay_share: share of chain starts taken from the replay buffer (the paper's half).
+        replay_size: chain ends kept of each source and class; 500 for up to 7 classes, then fewer, when None.
         guide_weight: weight of the last line of eq. 10, which trains the chain to keep labels.
         guide_kl_weight: weight of the KL in that line: 1 in eq. 10 as printed, 0 in the released code.
         supervise: which steps of a chain that line supervises: `all` (released code) or the `last` (eq. 10).
         supervised_steps: of all steps, this many at equal distances, the first at random: the same gradient
             on average, at a fraction of the cost; all of them when None.
-        posterior_chain: also run chains whose z is the posterior of the sample's class (released code).
+        chain_latent: where z of lines 2 and 3 of eq. 10 comes from: `prior` p(z|x) as at test time,
+            `posterior` q(z|d) of the sample's class (eq. 10), or `both`, a chain each (released code).
+        num_draws: draws of z that line 1 of eq. 10 averages over.
         pooled_weight: weight of the classifier that a pooled head shares among the sources.
         feature_noise: std of the noise added to features in training, in units of their root mean square.
         shift_noise: std of the noise that makes the negatives of a single source out of its own features.
         input_noise: std of the noise on a single source's inputs that makes more negatives; 0 for none.
         weight_decay: of all weights.
+        optimizer: `adamw` or `adam`.
         schedule: of the learning rates: `cosine`, `step` or `constant`.
         average: decay of the moving average of the weights.
         distilled_steps: length of the chains that the distilled one-step sampler learns from.
@@ -96,31 +146,35 @@ class TrainSettings:
     step_size: float = StepSettings.step_size
     chains: int | None = 32
     replay_share: float = 0.5
+    replay_size: int | None = None
     guide_weight: float = 1.0
     guide_kl_weight: float = 0.0
     supervise: str = "all"
     supervised_steps: int | None = 4
-    posterior_chain: bool = False
+    chain_latent: str = "prior"
+    num_draws: int = 1
     pooled_weight: float = 0.3
     feature_noise: float = 0.7
     shift_noise: float = 1.0
     input_noise: float = 0.0
     weight_decay: float = LoopSettings.weight_decay
+    optimizer: str = LoopSettings.optimizer
     schedule: str = LoopSettings.schedule
     average: float = LoopSettings.average
     distilled_steps: int = 50
     components: int | None = 256
 
     def __post_init__(self) -> None:
-        given = [
-            name for name in ("chains", "supervised_steps", "components") if getattr(self, name) is not None
-        ]
-        _whole(self, 1, "num_steps", "distilled_steps", *given, of="training ")
+        optional = ("chains", "supervised_steps", "components", "replay_size")
+        given = [name for name in optional if getattr(self, name) is not None]
+        _whole(self, 1, "num_steps", "num_draws", "distilled_steps", *given, of="training ")
         _not_negative(self, "step_size", "guide_weight", "guide_kl_weight", "pooled_weight", "weight_decay")
         _not_negative(self, "feature_noise", "shift_noise", "input_noise")
         _share(self, "replay_share", "average")
         _one_of(self, "supervise", SUPERVISE)
+        _one_of(self, "chain_latent", CHAIN_LATENTS)
         _one_of(self, "schedule", SCHEDULES)
+        _one_of(self, "optimizer", OPTIMIZERS)
 
     @classmethod
     def of(cls, given: "TrainSettings | Mapping[str, Any] | None") -> "TrainSettings":
@@ -240,7 +294,7 @@ def _share(settings: Any, *names: str) -> None:
             raise InputError(f"Expected `{name}` to be from 0 to 1, but got {value!r}.")
 
 
-def _one_of(settings: Any, name: str, known: tuple[str, ...]) -> None:
+def _one_of(settings: Any, name: str, known: tuple[Any, ...]) -> None:
     """Refuse what is none of the names."""
     if getattr(settings, name) not in known:
         raise unknown_name(name, getattr(settings, name), known)

@@ -29,6 +29,7 @@ from sourceward.functional import (
     latent_bias,
 )
 from sourceward.nn import HEADS, LatentNet, StackedEnergy
+from sourceward.nn.heads import LinearHead
 from tests.helpers import make_generator, random_weights
 
 SOURCES, BATCH, NEGATIVES, DIM, CLASSES = 2, 3, 4, 5, 3
@@ -78,7 +79,9 @@ def make_parts(head: str, seed: int = 0) -> Parts:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     torch.manual_seed(seed)
-    classifier = HEADS[head](DIM, CLASSES).double()
+    classifier = HEADS[head](DIM, CLASSES, SOURCES).double()
+    if isinstance(classifier, LinearHead):
+        classifier.reset_parameters(generator)
     theta = StackedEnergy(SOURCES, DIM, hidden=6, narrow=4, latent=classifier.uses_latent).double()
     label = torch.randint(CLASSES, (SOURCES, BATCH), generator=generator)
     start = normal(SOURCES, NEGATIVES, DIM)
@@ -173,7 +176,11 @@ def literal_kl(q: Gaussian, p: Gaussian) -> Tensor:
     return reference_kl(Independent(Normal(*q), 1), Independent(Normal(*p), 1))
 
 
-def literal_logits(head: nn.Module, x: Tensor, z: Tensor | None, classes: Tensor | None) -> Tensor:
+def literal_logits(
+    head: nn.Module, source: int, x: Tensor, z: Tensor | None, classes: Tensor | None
+) -> Tensor:
+    if isinstance(head, LinearHead):  # a classifier of its own for each source
+        return x @ head.weight[source] + head.bias[source, 0]
     z = None if z is None else z.reshape(1, 1, -1)
     return head(x.reshape(1, 1, -1), z, None if classes is None else classes.unsqueeze(0))[0, 0]
 
@@ -201,7 +208,7 @@ def literal(p: Parts, c: Coefficients, clip: float) -> dict[str, Tensor]:
                 z = draw(q, p.eps["positive"][i, b])
                 constant_z = draw(sg_latent(x), p.eps["positive"][i, b]).detach()
                 kl.append(literal_kl(q, p.latent(x)) / (SOURCES * BATCH))
-            log_p = literal_logits(p.head, x, z, class_z).log_softmax(-1)[y]
+            log_p = literal_logits(p.head, i, x, z, class_z).log_softmax(-1)[y]
             classify.append(-log_p / (SOURCES * BATCH))
             contrast.append(literal_energy(p.theta, i, x.detach(), constant_z) / (SOURCES * BATCH))
 
@@ -216,7 +223,7 @@ def literal(p: Parts, c: Coefficients, clip: float) -> dict[str, Tensor]:
             (grad,) = torch.autograd.grad(literal_energy(p.theta, i, x, z), x, create_graph=True)
             x = x.detach() - STEP_SIZE * grad.clamp(-clip, clip)
             line = c.guide_energy * literal_energy(sg_theta, i, x, z)
-            line = line - c.guide_label * literal_logits(sg_head, x, z, sg_class_z).log_softmax(-1)[y]
+            line = line - c.guide_label * literal_logits(sg_head, i, x, z, sg_class_z).log_softmax(-1)[y]
             if p.latent is not None:
                 line = line - c.guide_kl * literal_kl(sg_latent(p.centers[i, y]), sg_latent(x))
             guide.append(line / (SOURCES * NEGATIVES))

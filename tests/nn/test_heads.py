@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError
 from sourceward.nn import HEADS, ConcatHead, PrototypeHead
+from sourceward.nn.heads import Head, LinearHead
 from tests.helpers import make_generator
 
 SOURCES, BATCH, DIM, CLASSES = 2, 5, 6, 3
@@ -22,9 +23,17 @@ def make_inputs(scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     return feature, latent, torch.randn(SOURCES, CLASSES, DIM, generator=generator)
 
 
+def make_head(name: str, sources: int = SOURCES) -> Head:
+    """A head with random weights."""
+    head = HEADS[name](DIM, CLASSES, sources)
+    if isinstance(head, LinearHead):
+        head.reset_parameters(make_generator())
+    return head
+
+
 @every
 def test_logits_have_the_shape_of_the_contract_and_are_finite(name):
-    head = HEADS[name](DIM, CLASSES)
+    head = make_head(name)
     for scale in (0.0, 1.0, 1e4):
         logits = head(*make_inputs(scale))
         assert logits.shape == (SOURCES, BATCH, CLASSES)
@@ -33,7 +42,7 @@ def test_logits_have_the_shape_of_the_contract_and_are_finite(name):
 
 @every
 def test_gradient_flows_to_the_feature_and_every_parameter(name):
-    head = HEADS[name](DIM, CLASSES)
+    head = make_head(name)
     feature, latent, class_latent = (t.requires_grad_() for t in make_inputs())
     head(feature, latent, class_latent).logsumexp(-1).sum().backward()
     assert (feature.grad.abs().sum(-1) > 0).all()
@@ -45,7 +54,7 @@ def test_gradient_flows_to_the_feature_and_every_parameter(name):
 
 @every
 def test_rows_and_sources_are_independent(name):
-    head = HEADS[name](DIM, CLASSES)
+    head = make_head(name)
     feature, latent, class_latent = make_inputs()
     logits = head(feature, latent, class_latent)
     changed = copy.deepcopy(feature)
@@ -61,7 +70,7 @@ def test_rows_and_sources_are_independent(name):
 def test_it_can_learn_three_points(name):
     """The smallest task: a head, and its latents where it uses them, fit three labelled points."""
     torch.manual_seed(0)
-    head = HEADS[name](DIM, CLASSES)
+    head = make_head(name, sources=1)
     feature = 3 * torch.eye(DIM)[:CLASSES].unsqueeze(0)
     latent, class_latent = torch.zeros_like(feature), torch.zeros(1, CLASSES, DIM, requires_grad=True)
     label = torch.arange(CLASSES)
@@ -107,3 +116,12 @@ def test_a_missing_latent_is_an_error(head, missing):
 def test_unknown_head_gets_the_nearest():
     with pytest.raises(InputError, match="Did you mean 'prototype'"):
         HEADS["prototyp"]
+
+
+def test_every_source_has_a_linear_classifier_of_its_own():
+    head = make_head("linear")
+    feature = torch.randn(BATCH, DIM, generator=make_generator()).expand(SOURCES, -1, -1)
+    logits = head(feature, None, None)
+    for source in range(SOURCES):
+        torch.testing.assert_close(logits[source], feature[0] @ head.weight[source] + head.bias[source])
+    assert not torch.allclose(logits[0], logits[1])

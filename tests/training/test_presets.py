@@ -20,8 +20,9 @@ def test_names_exist_and_values_are_accepted(name):
     assert FAMILIES[family].is_name(model)
     settings = settings_for(True, preset.settings)
     assert (settings.max_iter, settings.batch_size) == (10_000, 128)
-    assert settings.step_size == settings.train.step_size == 50
+    assert settings.step_size == settings.train.step_size
     assert settings.num_steps == settings.train.num_steps == 20
+    assert (settings.aggregation, settings.train.average, settings.kl_weight) == ("mean", 0.0, "paper")
 
 
 @every
@@ -38,19 +39,20 @@ def test_every_dataset_of_the_paper_has_a_preset():
 
 
 @pytest.mark.parametrize(
-    ("name", "learning_rate", "draws"),
+    ("name", "learning_rate", "draws", "step_size"),
     [
-        ("pacs-resnet18", 5e-5, 10),
-        ("pacs-resnet50", 1e-5, 10),
-        ("office-home-resnet18", 1e-5, 5),
-        ("office-home-resnet50", 1e-5, 5),
-        ("rotated-mnist-resnet18", 5e-5, 10),
-        ("rotated-fashion-mnist-resnet18", 5e-5, 10),
-        ("pheme-distilbert", 3e-5, 10),
+        ("pacs-resnet18", 5e-5, 10, 50),
+        ("pacs-resnet50", 1e-5, 10, 50),
+        ("office-home-resnet18", 1e-5, 5, 100),
+        ("office-home-resnet50", 1e-5, 5, 100),
+        ("rotated-mnist-resnet18", 5e-5, 10, 50),
+        ("rotated-fashion-mnist-resnet18", 5e-5, 10, 50),
+        ("pheme-distilbert", 3e-5, 10, 40),
     ],
 )
-def test_values_of_the_papers_table(name, learning_rate, draws):
+def test_values_of_the_papers_table(name, learning_rate, draws, step_size):
     settings = settings_for(True, PRESETS[name].settings)
+    assert settings.step_size == step_size
     assert settings.backbone_learning_rate == learning_rate
     assert settings.num_draws == draws
 

@@ -26,6 +26,12 @@ def reproduce(
     targets: Annotated[str, typer.Option(help="Domains to leave out, by comma; all by default.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, by comma.")] = "0",
     num_steps: Annotated[int, typer.Option(help="Steps of adaptation, where they are not what varies.")] = 20,
+    preset: Annotated[
+        str | None, typer.Option(help="Train as in the paper: see `sourceward list presets`.")
+    ] = None,
+    models: Annotated[
+        Path | None, typer.Option(help="Folder of trained models, to share them; OUT/models if not given.")
+    ] = None,
     backbone: Annotated[str | None, typer.Option(help="As in `fit`.")] = None,
     weights: Annotated[str, typer.Option(help="As in `fit`.")] = "default",
     freeze: Annotated[bool, typer.Option("--freeze", help="As in `fit`.")] = False,
@@ -47,7 +53,7 @@ def reproduce(
 
     EXPERIMENTS[name]  # the error for an unknown one names the nearest
     given = None if weights.lower() == "none" else weights
-    training = Training(training_settings(set_), device, True, backbone, given, freeze)
+    training = Training(training_settings(set_), device, True, backbone, given, freeze, preset)
     context = Context(
         (*data, *(more or ())),
         out or Path("reproduce") / name,
@@ -56,6 +62,7 @@ def reproduce(
         training,
         num_steps,
         small,
+        models,
     )
     results = run(name, context, command(sys.argv), lambda d, path: save_figure(d.panels, d.size, path))
     if json:

@@ -23,7 +23,17 @@ from sourceward.functional.source_weights import BY_ENERGY
 from sourceward.nn import Network
 from sourceward.nn.projection import Projected
 from sourceward.samplers import StepSettings
-from sourceward.settings import AUTO, HEAD, KL_WEIGHT, WHITEN, AdaptSettings, LoopSettings, TrainSettings
+from sourceward.settings import (
+    AUTO,
+    HEAD,
+    KL_WEIGHT,
+    PAPER_ADAPTER,
+    WHITEN,
+    AdaptSettings,
+    LoopSettings,
+    TrainSettings,
+    check_kl_weight,
+)
 from sourceward.training.loop import Log
 from sourceward.validation.folds import MIN_SOURCES, Fold, Source, feature_folds
 from sourceward.validation.leave_one_domain_out import LENGTHS, validate
@@ -52,7 +62,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         batch_size: samples of each source per iteration.
         learning_rate: of latent network and head.
         energy_learning_rate: of the energies.
-        kl_weight: weight of KL(q(z|d) || p(z|x)).
+        kl_weight: weight of KL(q(z|d) || p(z|x)); `paper` is the released code's in our units, 0.1 / dim.
         train: other settings of training, `TrainSettings` or a dictionary of its fields.
         checkpoint: file to write during training and to go on from after a kill.
         device: `cpu`, `cuda` or `auto`.
@@ -85,7 +95,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         batch_size: int = LoopSettings.batch_size,
         learning_rate: float = LoopSettings.learning_rate,
         energy_learning_rate: float = LoopSettings.energy_learning_rate,
-        kl_weight: float = KL_WEIGHT,
+        kl_weight: float | str = KL_WEIGHT,
         train: TrainSettings | Mapping[str, Any] | None = None,
         checkpoint: str | Path | None = None,
         device: str = "cpu",
@@ -110,6 +120,11 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
+
+    @classmethod
+    def paper(cls, **settings: Any) -> "EnergyAdapter":
+        """An adapter with the paper's configuration, `settings.PAPER_ADAPTER`, and further settings."""
+        return cls(**PAPER_ADAPTER | settings)
 
     def fit(
         self,
@@ -282,7 +297,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     def check_settings(self) -> None:
         """Refuse a wrong setting before training, not after it."""
         self._settings(LENGTHS[0] if self.num_steps == AUTO else self.num_steps)
-        TrainSettings.of(self.train)
+        TrainSettings.of(self.train), check_kl_weight(self.kl_weight)
 
     def _settings(self, num_steps: Any) -> AdaptSettings:
         return AdaptSettings(

@@ -130,6 +130,7 @@ def _train(
         estimator.learning_rate,
         estimator.energy_learning_rate,
         weight_decay=settings.weight_decay,
+        optimizer=settings.optimizer,
         schedule=settings.schedule,
         average=settings.average,
     )

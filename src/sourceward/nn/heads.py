@@ -27,9 +27,9 @@ class Head(nn.Module):
     pooled: bool = False
     """Whether the class centres pooled over all sources give a second classifier beside the source's own."""
 
-    def __init__(self, dim: int, classes: int) -> None:
+    def __init__(self, dim: int, classes: int, sources: int = 1) -> None:
         super().__init__()
-        self.dim, self.classes = dim, classes
+        self.dim, self.classes, self.sources = dim, classes, sources
 
     def forward(self, feature: Tensor, latent: Tensor | None, class_latent: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -71,8 +71,8 @@ class ConcatHead(Head):
 
     reads_latent = True
 
-    def __init__(self, dim: int, classes: int) -> None:
-        super().__init__(dim, classes)
+    def __init__(self, dim: int, classes: int, sources: int = 1) -> None:
+        super().__init__(dim, classes, sources)
         self.hidden = nn.Linear(2 * dim, dim)
         self.out = nn.Linear(dim, classes)
 
@@ -84,13 +84,20 @@ class ConcatHead(Head):
 
 @HEADS.register("linear")
 class LinearHead(Head):
-    """The feature alone: the paper's ablation without latent (eq. 7)."""
+    """A linear classifier of the feature for each source: the paper's ablation without latent (eq. 7)."""
 
     uses_latent = False
 
-    def __init__(self, dim: int, classes: int) -> None:
-        super().__init__(dim, classes)
-        self.out = nn.Linear(dim, classes)
+    def __init__(self, dim: int, classes: int, sources: int = 1) -> None:
+        super().__init__(dim, classes, sources)
+        self.weight = nn.Parameter(torch.zeros(sources, dim, classes))
+        self.bias = nn.Parameter(torch.zeros(sources, 1, classes))
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        bound = self.dim**-0.5
+        for parameter in (self.weight, self.bias):
+            value = torch.rand(parameter.shape, generator=generator) * 2 * bound - bound
+            parameter.data.copy_(value)
 
     def forward(self, feature: Tensor, latent: Tensor | None, class_latent: Tensor | None) -> Tensor:
-        return self.out(feature)
+        return matmul(feature, self.weight) + self.bias

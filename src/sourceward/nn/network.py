@@ -21,7 +21,7 @@ from sourceward.functional.rows import stable_matmul
 from sourceward.nn.distilled import DistilledStep
 from sourceward.nn.energy import StackedEnergy
 from sourceward.nn.feature_statistics import FeatureStatistics
-from sourceward.nn.heads import HEADS, Head
+from sourceward.nn.heads import HEADS, Head, LinearHead
 from sourceward.nn.latent import LatentNet
 
 CALIBRATION_ROWS = 4096
@@ -73,7 +73,7 @@ class Network(nn.Module):
         super().__init__()
         self.sources, self.classes, self.dim = sources, classes, dim
         self.backbone = backbone
-        self.head: Head = HEADS[head](dim, classes)
+        self.head: Head = HEADS[head](dim, classes, sources)
         self.latent = LatentNet(dim) if self.head.uses_latent else None
         self.energy = StackedEnergy(sources, dim, hidden, latent=self.head.uses_latent, dropout=dropout)
         self.distilled = self.feature_statistics = None
@@ -89,6 +89,8 @@ class Network(nn.Module):
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise everything but the backbone: uniform in +-1/sqrt(inputs), as `nn.Linear`."""
+        if isinstance(self.head, LinearHead):
+            self.head.reset_parameters(generator)
         for module in (self.head, self.latent):
             for layer in module.modules() if module is not None else ():
                 if isinstance(layer, nn.Linear):

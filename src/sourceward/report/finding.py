@@ -87,8 +87,12 @@ def _targets(numbers: Numbers) -> str:
         saved, lost = (sum(target[key] for target in every) for key in ("saved", "lost"))
         more = "more than" if saved > lost else "fewer than" if saved < lost else "as many as"
         return f"Adaptation saves {saved:,} predictions, {more} the {lost:,} that it loses (one seed)."
-    closer = sum(target["distance_after"] < target["distance_before"] for target in every)
-    return f"{closer} of {len(every)} targets come closer to the mean of the sources on the map (one seed)."
+    if "distance_after" not in every[0]:  # by source
+        every = [source for target in every for source in target.values()]
+    closer = sum(one["distance_after"] < one["distance_before"] for one in every)
+    return (
+        f"{closer} of {len(every)} times a target comes closer to the mean of a source on the map (one seed)."
+    )
 
 
 def _separation(numbers: Numbers) -> str:

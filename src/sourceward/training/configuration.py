@@ -13,7 +13,16 @@ from sourceward.data.augment import Augmentation
 from sourceward.data.transforms import parse_transforms
 from sourceward.nn.heads import HEADS
 from sourceward.samplers import StepSettings
-from sourceward.settings import AUTO, HEAD, KL_WEIGHT, WHITEN, AdaptSettings, LoopSettings, TrainSettings
+from sourceward.settings import (
+    AUTO,
+    HEAD,
+    KL_WEIGHT,
+    WHITEN,
+    AdaptSettings,
+    LoopSettings,
+    TrainSettings,
+    check_kl_weight,
+)
 from sourceward.training.finetune import FineTuneSettings
 from sourceward.training.presets import OF_BACKBONE
 
@@ -78,7 +87,14 @@ ESTIMATOR = (
 )
 """Settings that `EnergyAdapter` takes under the same names."""
 
-JOINT_ONLY = ("backbone_learning_rate", "freeze_batchnorm", "evaluate_every", "checkpoint_every")
+JOINT_ONLY = (
+    "backbone_learning_rate",
+    "backbone_schedule",
+    "freeze_batchnorm",
+    "evaluate_every",
+    "checkpoint_every",
+    "keep_checkpoints",
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +116,9 @@ class FitSettings:
             with Fourier amplitudes mixed toward another source.
         shifts: negatives of a single source: `corruptions` of its images (four that no benchmark tests on;
             noise for other data), or `noise` on its features.
-        backbone_learning_rate, freeze_batchnorm, evaluate_every, checkpoint_every: of the recipe `joint`.
+        backbone_learning_rate, backbone_schedule, freeze_batchnorm, evaluate_every, checkpoint_every: of the
+            recipe `joint`.
+        keep_checkpoints: keep the weights of every validation in RUN/checkpoints (recipe `joint`).
         image_size: side in pixels; that of the weights when None.
         crop_fraction: share of the shorter side that is kept of each image; that of the weights when None.
         max_length: of texts, in tokens; that of the model when None.
@@ -122,7 +140,7 @@ class FitSettings:
     batch_size: int = BY_RECIPE
     learning_rate: float = BY_RECIPE
     energy_learning_rate: float = LoopSettings.energy_learning_rate
-    kl_weight: float = BY_RECIPE
+    kl_weight: float | str = BY_RECIPE
     train: TrainSettings = BY_RECIPE
     augmentation: Augmentation = field(default_factory=Augmentation)
     tta: str = AUTO
@@ -130,9 +148,11 @@ class FitSettings:
     fourier_copies: bool = True
     shifts: str = "corruptions"
     backbone_learning_rate: float = BY_RECIPE
+    backbone_schedule: str | None = None
     freeze_batchnorm: bool = True
     evaluate_every: int | None = None
     checkpoint_every: int = 200
+    keep_checkpoints: bool = False
     image_size: int | None = None
     crop_fraction: float | None = None
     max_length: int | None = None
@@ -145,7 +165,7 @@ class FitSettings:
         for name, value in (JOINT if self.recipe == "joint" else TWO_STAGE).items():
             if getattr(self, name) is BY_RECIPE:
                 object.__setattr__(self, name, value)
-        self.adapt(), self.loop(), HEADS[self.head]
+        self.adapt(), self.loop(), HEADS[self.head], check_kl_weight(self.kl_weight)
         if self.heads_device is not None:
             choose_device(self.heads_device)
         if self.shifts not in SHIFTS:
@@ -195,7 +215,9 @@ class FitSettings:
             self.energy_learning_rate,
             self.backbone_learning_rate,
             self.train.weight_decay,
+            self.train.optimizer,
             self.train.schedule,
+            self.backbone_schedule,
             self.train.average,
             self.freeze_batchnorm,
         )

@@ -16,7 +16,7 @@ from sourceward.settings import AdaptSettings
 from sourceward.training.configuration import FitSettings
 from sourceward.training.distillation import distil
 from sourceward.training.loop import Training
-from sourceward.training.run_folder import LAST, Context
+from sourceward.training.run_folder import KEPT, LAST, Context
 from sourceward.training.trainer import Trainer
 
 
@@ -46,6 +46,10 @@ def train_joint(
     def scores(current: Network) -> dict[str, Any]:
         _fit_centers(current, data)
         calibrate(current, data)
+        if settings.keep_checkpoints and processes.is_main:
+            kept = context.folder.path / KEPT / f"{learner.iteration:06d}.safetensors"
+            kept.parent.mkdir(exist_ok=True)
+            save_tensors(kept, current.state_dict(), {"iteration": learner.iteration})
         return validation_scores(current, data, adapt)
 
     training = Training(

@@ -55,7 +55,8 @@ class Learner:
         self.device = next(network.parameters()).device
         fused = True if self.device.type == "cuda" else None
         groups = _groups(network, loop)
-        self.optimizer = torch.optim.AdamW(groups, weight_decay=loop.weight_decay, fused=fused)
+        kind = torch.optim.Adam if loop.optimizer == "adam" else torch.optim.AdamW
+        self.optimizer = kind(groups, weight_decay=loop.weight_decay, fused=fused)
         self.generator = torch.Generator(device=self.device).manual_seed(self.seed)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         self.iteration = 0
@@ -109,7 +110,7 @@ class Learner:
     def apply_gradients(self) -> None:
         """One step of the optimizer, and the average after it."""
         for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * rate(self.iteration / self.loop.max_iter, self.loop.schedule)
+            group["lr"] = group["peak"] * rate(self.iteration / self.loop.max_iter, group["schedule"])
         self.processes.average_gradients(self.network.parameters())
         self.optimizer.step()
         self.iteration += 1
@@ -210,11 +211,16 @@ def _moving(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _groups(network: nn.Module, loop: LoopSettings) -> list[dict[str, Any]]:
-    """Parameters by learning rate: backbone (psi), energies (theta), the rest (phi)."""
+    """Parameters by learning rate and schedule: backbone (psi), energies (theta), the rest (phi)."""
     rates = {"backbone": loop.backbone_learning_rate, "energy": loop.energy_learning_rate}
-    groups: dict[float, list[nn.Parameter]] = {}
+    schedules = {"backbone": loop.backbone_schedule or loop.schedule}
+    groups: dict[tuple[float, str], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
-            peak = rates.get(name.split(".")[0], loop.learning_rate)
-            groups.setdefault(peak, []).append(parameter)
-    return [{"params": params, "peak": peak, "lr": peak} for peak, params in groups.items()]
+            part = name.split(".")[0]
+            key = rates.get(part, loop.learning_rate), schedules.get(part, loop.schedule)
+            groups.setdefault(key, []).append(parameter)
+    return [
+        {"params": params, "peak": peak, "lr": peak, "schedule": schedule}
+        for (peak, schedule), params in groups.items()
+    ]

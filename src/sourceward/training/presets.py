@@ -58,6 +58,7 @@ OF_BACKBONE = (
     "finetune",
     "augmentation",
     "backbone_learning_rate",
+    "backbone_schedule",
     "freeze_batchnorm",
     "crossfit",
     "heads_device",
@@ -66,33 +67,41 @@ OF_BACKBONE = (
 
 PRESETS: Registry[Preset] = Registry("preset")
 
-UNITS = f"{OURS}: features are scaled to norm sqrt(dim), where the 50 of PACS suits every backbone"
 AS_PACS = f"{OURS}: as on PACS; not stated in the paper"
 NOT_STATED = f"{OURS}: not stated in the paper"
 STEP_SCHEDULE = Value("step", f"{CODE}: x 0.1 at 60 %")
+RELEASED_AUGMENTATION = {
+    "augmentation.hue": Value(0.0, f"{CODE}: none"),
+    "augmentation.grayscale": Value(0.0, f"{CODE}: none"),
+}
 
 HEAD_SETTINGS: dict[str, Value] = {
     "head": Value("prototype", CODE),
+    "aggregation": Value("mean", f"{TEXT}: the ensemble"),
     "max_iter": Value(10_000, TEXT),
     "batch_size": Value(128, f"{TEXT}: samples of each source"),
     "learning_rate": Value(1e-4, f"{TABLE}: latent network and classifier"),
     "energy_learning_rate": Value(1e-4, TABLE),
-    "train.weight_decay": Value(5e-4, CODE),
     "num_draws": Value(10, TEXT),
     "num_steps": Value(20, TABLE),
+    "kl_weight": Value("paper", f"{CODE}: 0.1, in units of features scaled to norm sqrt(dim)"),
+    "train.optimizer": Value("adam", TEXT),
+    "train.weight_decay": Value(5e-4, CODE),
+    "train.average": Value(0.0, f"{TEXT}: none"),
     "train.num_steps": Value(20, TABLE),
-    "kl_weight": Value(0.1, CODE),
     "train.chains": Value(None, f"{TEXT}: one for every sample of the batch"),
+    "train.chain_latent": Value("both", CODE),
+    "train.supervised_steps": Value(None, f"{CODE}: every step"),
+    "train.replay_size": Value(500, f"{CODE}: for each class"),
     "train.feature_noise": Value(0.0, f"{TEXT}: none"),
-    "step_size": Value(50.0, UNITS),
-    "train.step_size": Value(50.0, UNITS),
 }
 """Settings of the latent network, the classifier and the energies."""
 
 PAPER: dict[str, Value] = {
     "recipe": Value("joint", f"{TEXT}: Algorithm 1"),
     **HEAD_SETTINGS,
-    "train.schedule": STEP_SCHEDULE,
+    "train.schedule": Value("constant", CODE),
+    "backbone_schedule": STEP_SCHEDULE,
 }
 
 
@@ -116,24 +125,23 @@ def _backbone_learning_rate(value: float, source: str = TABLE) -> dict[str, Valu
     return {"backbone_learning_rate": Value(value, source)}
 
 
-for model, title, learning_rate in (("resnet18", "ResNet-18", 5e-5), ("resnet50", "ResNet-50", 1e-5)):
+RESNETS = (("resnet18", "ResNet-18", 5e-5), ("resnet50", "ResNet-50", 1e-5))
+for model, title, learning_rate in RESNETS:
     _add(
         f"pacs-{model}",
         f"PACS, leave one domain out, {title}",
         "pacs",
-        Value(f"timm:{model}", TABLE),
-        PAPER,
+        Value(f"timm:{model}.tv_in1k", TABLE),
+        PAPER | RELEASED_AUGMENTATION,
         _backbone_learning_rate(learning_rate) | _step_size(50.0, TABLE),
     )
     _add(
         f"office-home-{model}",
         f"Office-Home, leave one domain out, {title}",
         "office_home",
-        Value(f"timm:{model}", TABLE),
-        PAPER,
-        _backbone_learning_rate(1e-5)
-        | {"num_draws": Value(5, TEXT)}
-        | _step_size(50.0, f"{UNITS}; 100 in the {TABLE}"),
+        Value(f"timm:{model}.tv_in1k", TABLE),
+        PAPER | RELEASED_AUGMENTATION,
+        _backbone_learning_rate(1e-5) | {"num_draws": Value(5, TEXT)} | _step_size(100.0, TABLE),
     )
 
 for data, title, no_flip in (
@@ -144,14 +152,11 @@ for data, title, no_flip in (
         f"rotated-{data}-resnet18",
         f"{title}, sources 15 to 75 degrees, ResNet-18",
         f"rotated-{data}".replace("-", "_"),
-        Value("timm:resnet18", TABLE),
-        PAPER,
+        Value("timm:resnet18.tv_in1k", TABLE),
+        PAPER | RELEASED_AUGMENTATION,
         _backbone_learning_rate(5e-5)
         | _step_size(50.0, TABLE)
-        | {
-            "augmentation.hflip": Value(0.0, f"{OURS}: {no_flip}"),
-            "augmentation.hue": Value(0.0, f"{OURS}: the images are gray"),
-        },
+        | {"augmentation.hflip": Value(0.0, f"{OURS}: {no_flip}")},
     )
 
 _add(
@@ -160,14 +165,14 @@ _add(
     "pheme",
     Value("hf:distilbert-base-uncased", TABLE),
     PAPER,
-    _backbone_learning_rate(3e-5) | _step_size(50.0, f"{UNITS}; 40 in the {TABLE}, 20 in its text"),
+    _backbone_learning_rate(3e-5) | _step_size(40.0, f"{TABLE}: 20 in its text"),
 )
 _add(
     "domainnet-resnet50",
     "DomainNet, leave one domain out, ResNet-50",
     "domainnet",
-    Value("timm:resnet50", TEXT),
-    PAPER,
+    Value("timm:resnet50.tv_in1k", TEXT),
+    PAPER | RELEASED_AUGMENTATION,
     {
         name: Value(PRESETS["pacs-resnet50"].settings[name], f"{TEXT}: the protocol of PACS")
         for name in (
@@ -195,17 +200,20 @@ for data, title, model, network, learning_rate in (
         f"{data.replace('_', '-')}-{model}",
         f"{title}, clean images as the one source, noise as negatives, {network}",
         data,
-        Value(f"timm:{model}", NOT_STATED),
-        PAPER | UNSTATED,
+        Value(f"timm:{model}.tv_in1k", NOT_STATED),
+        PAPER | RELEASED_AUGMENTATION | UNSTATED,
         _backbone_learning_rate(learning_rate, AS_PACS)
-        | {"shifts": Value("noise", f"{TEXT}: the first of its two kinds of negatives")},
+        | {
+            "shifts": Value("noise", f"{TEXT}: the first of its two kinds of negatives"),
+            "train.input_noise": Value(0.1, f"{TEXT}: on images and on features; size {OURS}"),
+        },
     )
     _add(
         f"{data.replace('_', '-')}-{model}-corruptions",
         f"{title}, clean images as the one source, extra corruptions as negatives, {network}",
         data,
-        Value(f"timm:{model}", NOT_STATED),
-        HEAD_SETTINGS | UNSTATED,
+        Value(f"timm:{model}.tv_in1k", NOT_STATED),
+        HEAD_SETTINGS | RELEASED_AUGMENTATION | UNSTATED,
         {
             "whiten": Value(False, f"{TEXT}: none"),
             "recipe": Value("two-stage", f"{OURS}: `joint` has only noise negatives for a single source"),

@@ -8,6 +8,7 @@ RUN/heads.safetensors        checkpoint of the training of heads and energies
 RUN/crossfit/                fine-tunings without each source, for leave-one-domain-out validation
 RUN/config.json, model.safetensors, README.md    the model, once finished
 RUN/last.safetensors         the weights of the last iteration, where another was better
+RUN/checkpoints/             the weights of every validation, where `keep_checkpoints` is set
 """
 
 import json
@@ -31,7 +32,7 @@ BESIDE = ("numpy", "torchvision", "timm", "transformers")
 CONFIG = "config.json"
 CHECKPOINT, LAST = "checkpoint.safetensors", "last.safetensors"
 FINETUNED, HEADS = "finetuned.safetensors", "heads.safetensors"
-CROSSFIT = "crossfit"
+CROSSFIT, KEPT = "crossfit", "checkpoints"
 
 
 class RunFolder:

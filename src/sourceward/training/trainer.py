@@ -14,11 +14,22 @@ from sourceward.data.feeds import Feed
 from sourceward.functional import Loss, class_centers
 from sourceward.functional.negatives import Batch, jitter
 from sourceward.nn import Network, ReplayBuffer
-from sourceward.settings import LoopSettings, TrainSettings
+from sourceward.settings import PAPER, LoopSettings, TrainSettings, kl_weight_of
 from sourceward.training.learner import CHECK_EVERY, Learner, flat
 
 CENTER_RATE = 0.1
 """Rate at which the stored class centres follow those of a batch while the backbone trains."""
+
+
+PATIENCE = 300
+"""Iterations after which a joint training must have learned something."""
+
+CHECKS = 5
+"""Losses that are averaged for this, `CHECK_EVERY` iterations apart."""
+
+CHANCE_SHARE, LEARNED_SHARE, LATENT_SHARE = 0.97, 0.5, 0.25
+"""Shares of ln C, the cross-entropy of a uniform guess and the nats that tell C classes apart. Above the
+first nothing was learned; above the second little, and if the KL is below the third it is the reason."""
 
 
 class Trainer(Learner):
@@ -28,7 +39,7 @@ class Trainer(Learner):
         network: initialised; trained in place.
         loop: optimisation settings.
         settings: of the objective.
-        kl_weight: weight of KL(q(z|d) || p(z|x)) in eq. 10.
+        kl_weight: weight of KL(q(z|d) || p(z|x)) in eq. 10, or `paper`: see `settings.kl_weight_of`.
         seed: of batches, noise and dropout.
         processes: that train together; each draws its own batches, gradients are averaged.
         bf16: run the backbone in bfloat16; heads and energies stay in float32.
@@ -42,7 +53,7 @@ class Trainer(Learner):
         network: Network,
         loop: LoopSettings,
         settings: TrainSettings,
-        kl_weight: float,
+        kl_weight: float | str,
         seed: int = 0,
         *,
         processes: Processes = ALONE,
@@ -50,11 +61,13 @@ class Trainer(Learner):
         compile: bool = False,
     ) -> None:
         super().__init__(network, loop, seed, processes=processes, bf16=bf16)
-        self.settings, self.coefficients = settings, settings.coefficients(kl_weight)
+        self.settings = settings
+        self.coefficients = settings.coefficients(kl_weight_of(kl_weight, network.dim))
+        self._terms: list[tuple[float, float]] = []
         self._encode: Callable[[Any], Tensor] = network.features
         if compile and self.device.type == "cuda" and network.backbone is not None:
             self._encode = torch.compile(network.features, dynamic=False)
-        per_class = min(500, math.ceil(3500 / network.classes))  # 500 for the 7 classes of PACS
+        per_class = settings.replay_size or min(500, math.ceil(3500 / network.classes))  # 500 on PACS
         self.replay = ReplayBuffer(network.sources, network.classes, network.dim, per_class).to(self.device)
 
     def step(self, feed: Feed) -> Loss:
@@ -64,10 +77,37 @@ class Trainer(Learner):
         loss = Loss(*(part.detach().clone() for part in loss))  # the next replay writes to the same place
         if self.iteration % CHECK_EVERY == 0:
             _check(loss, feature, self.iteration)
+            if self.network.backbone is not None:
+                self._check_learning(loss)
         self.apply_gradients()
         if self.iteration == self.loop.max_iter:
             _check_finite(self.average, self.iteration)
         return loss
+
+    def _check_learning(self, loss: Loss) -> None:
+        """Stop a training whose classifier has learned nothing after `PATIENCE` iterations.
+
+        A classifier near chance has the cross-entropy of a uniform guess, ln C. Where at the same time the KL
+        is far below ln C, z cannot tell C classes apart: the KL weight is too large.
+        """
+        chance = math.log(self.network.classes)
+        self._terms = [*self._terms[1 - CHECKS :], (loss.classify.item(), loss.kl.item())]
+        if self.iteration < PATIENCE or len(self._terms) < CHECKS:
+            return
+        classify, kl = (sum(values) / CHECKS for values in zip(*self._terms))
+        network, at = self.network, f"at iteration {self.iteration}"
+        so_far = f"its cross-entropy is {classify:.2f}, that of a uniform guess {chance:.2f}"
+        if network.latent and kl < LATENT_SHARE * chance and classify > LEARNED_SHARE * chance:
+            raise TrainingError(
+                f"The classifier learns almost nothing {at}: {so_far}. The KL left z {kl:.2f} nats, too few "
+                f"to tell {network.classes} classes apart. Lower `kl_weight`, now {self.coefficients.kl:g}; "
+                f"`paper` is {kl_weight_of(PAPER, network.dim):.1g} here."
+            )
+        if classify > CHANCE_SHARE * chance:
+            raise TrainingError(
+                f"The classifier has learned nothing {at}: {so_far}. Raise `learning_rate` or "
+                "`backbone_learning_rate`, or check that labels and samples belong together."
+            )
 
     def _losses(self, batch: Batch) -> tuple[Tensor, tuple[Loss, Tensor]]:
         """The loss, its parts and the features of a batch."""

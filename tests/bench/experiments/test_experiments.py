@@ -58,12 +58,27 @@ def runs(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
+JOINT = ("selection", "variants")
+"""Experiments that train a backbone."""
+
+
+def joint_context(folder, out, **changes):
+    own = ("learning_rate", "train.chains", "train.num_steps")
+    settings = {k: v for k, v in TINY.items() if k in QUICK and k not in own}
+    settings |= {"recipe": "joint", "image_size": 16, "evaluate_every": 6, "train.num_steps": 2}
+    training = Training(settings, "cpu", True, backbone="tiny:conv", weights=None)
+    return context(folder, out, training=training, targets=("c",), **changes)
+
+
 @pytest.mark.parametrize("name", list(EXPERIMENTS))
 def test_every_experiment_runs_small(name, runs, tmp_path):
-    file = feature_file(tmp_path / "features.npz", DOMAINS.get(name, "a b c"))
-    targets = () if name in DOMAINS else ("a",)
     out = runs / name
-    results = reproduce(name, context(file, out, targets=targets), "sourceward reproduce", draw)
+    if name in JOINT:
+        given = joint_context(str(image_folder(tmp_path / "images")), out)
+    else:
+        file = feature_file(tmp_path / "features.npz", DOMAINS.get(name, "a b c"))
+        given = context(file, out, targets=() if name in DOMAINS else ("a",))
+    results = reproduce(name, given, "sourceward reproduce", draw)
     assert json.loads((out / "results.json").read_text())["experiment"] == name
     assert results["tables"][0]["rows"]
     written = json.loads((out / "results.json").read_text())
@@ -77,6 +92,24 @@ def test_every_experiment_runs_small(name, runs, tmp_path):
         svg = (out / figure["file"]).read_text()
         assert svg.startswith("<svg xmlns=")
         assert (out / figure["file"]).with_suffix(".png").stat().st_size > 1000
+
+
+def test_an_oracle_is_never_worse_than_a_choice_by_the_sources(tmp_path):
+    given = joint_context(str(image_folder(tmp_path / "images")), tmp_path / "out")
+    rows = reproduce("selection", given)["numbers"]["rows"]
+    for how in ("no adaptation", "adapted"):
+        best = rows[f"ORACLE: best on the target, {how}"]["mean"]
+        assert best >= rows[f"best on source validation, {how}"]["mean"]
+        assert best >= rows[f"last iteration, {how}"]["mean"]
+
+
+def test_experiments_share_models(tmp_path):
+    file = feature_file(tmp_path / "features.npz")
+    given = context(file, tmp_path / "a", targets=("a",), models=tmp_path / "models")
+    reproduce("per-source", given)
+    kept = {folder: folder.stat().st_mtime_ns for folder in (tmp_path / "models").iterdir()}
+    reproduce("aggregation", replace(given, out=tmp_path / "b"))
+    assert {folder: folder.stat().st_mtime_ns for folder in (tmp_path / "models").iterdir()} == kept
 
 
 def test_every_experiment_of_the_paper_is_there():

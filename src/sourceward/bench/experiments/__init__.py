@@ -8,9 +8,11 @@ from sourceward.bench.experiments import (  # noqa: F401 (they register themselv
     gaps,
     latent,
     maps,
+    selection,
     sources,
     steps,
     trajectories,
+    variants,
 )
 from sourceward.bench.experiments.base import EXPERIMENTS, Context, Experiment, Outcome, list_experiments
 

@@ -77,6 +77,7 @@ class Context:
         training: how.
         num_steps: of adaptation, where the experiment does not vary them.
         small: fewer points, for a first look and for tests.
+        models: folder of trained models, which experiments may share; `models` below `out` when None.
     """
 
     data: tuple[str | DomainDataset, ...]
@@ -86,6 +87,7 @@ class Context:
     training: Training = field(default_factory=Training)
     num_steps: int = 20
     small: bool = False
+    models: Path | None = None
 
     def datasets(self) -> Iterator[tuple[str, DomainDataset]]:
         """Yield the name and the content of each dataset."""
@@ -117,7 +119,7 @@ class Context:
     ) -> Checkpoint:
         """Train, or load what was trained before."""
         key = key_of([code_version(), dataset.fingerprint(), training.identity(), left_out, seed])[:10]
-        folder = self.out / "models" / f"{name}-{'-'.join(left_out)[:60]}-{seed}-{key}"
+        folder = (self.models or self.out / "models") / f"{name}-{'-'.join(left_out)[:60]}-{seed}-{key}"
         return train(dataset, training, left_out, seed, folder)
 
     def published(self, table: str, dataset: DomainDataset | None = None) -> list[Published]:

@@ -1,5 +1,7 @@
 """Single chains, step by step: samples that adaptation saved, and samples that it lost."""
 
+from typing import Any
+
 import numpy as np
 
 from sourceward._util.tables import Table
@@ -39,26 +41,30 @@ def saved_and_lost_rows(case: Case, num_steps: int) -> tuple[np.ndarray, np.ndar
 
 
 def _figure(case: Case, picked: np.ndarray, good: list[bool], num_steps: int) -> Drawing:
-    part, (cloud, project) = case.part.select(picked), source_plane(case)
+    part, (clouds, project) = case.part.select(picked), source_plane(case)
     own = case.checkpoint.class_indices(part.label)
     results = [case.checkpoint.adapt(part, num_steps=k) for k in range(num_steps + 1)]
-    points = np.stack([result.features.mean(1) for result in results])
+    points = np.stack([result.features for result in results])
     p_true = np.stack([result.probabilities[np.arange(len(own)), own] for result in results])
     energy = np.stack([result.energy_after.mean(1) for result in results])
-    panels = [
+    panels: list[dict[str, Any]] = [
         {
             "plot": "paths",
             "cloud": cloud,
-            "paths": [project(points[:, i]) for i in range(len(picked))],
+            "paths": [project(points[:, i, source]) for i in range(len(picked))],
             "good": good,
-            "title": f"chains, target {case.target}",
-        },
+            "title": f"chains to {name}",
+        }
+        for source, (name, cloud) in enumerate(clouds.items())
+    ]
+    panels += [
         {"plot": "traces", "values": p_true, "good": good, "ylabel": "p(true class)"},
         {"plot": "traces", "values": energy, "good": good, "ylabel": "mean energy"},
     ]
     caption = (
-        f"Target {case.target}. Blue, solid: saved. Orange, dashed: lost. The energy falls along both: a "
-        "sample looks more like the sources, which does not mean that it kept its class. From step 1 on it "
-        "also weights the sources, where `aggregation` is `energy`."
+        f"Target {case.target}: the same samples on the way to each source. Blue, solid: saved. Orange, "
+        "dashed: lost. The energy falls along both: a sample looks more like the sources, which does not "
+        "mean that it kept its class. From step 1 on it also weights the sources, where `aggregation` is `energy`."
     )
-    return Drawing(f"trajectories-{case.name}-{case.target}", caption, (11.0, 3.4), panels)
+    width = 3.6 * len(panels)
+    return Drawing(f"trajectories-{case.name}-{case.target}", caption, (width, 3.4), panels)

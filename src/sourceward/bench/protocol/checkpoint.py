@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,14 @@ class Checkpoint:
         data: the whole dataset.
         left_out: domains that were not trained on.
         info: seconds and memory of the training, expected gain, seed.
+        folder: the model's.
     """
 
     model: Model
     data: DomainDataset
     left_out: tuple[str, ...]
     info: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
     _controls: dict[str, tuple[Classifier, np.ndarray, float]] = field(default_factory=dict)
     _prepared: tuple[Part, Any] | None = None
     _copies: tuple[Part, list[CopyFeatures]] | None = None

@@ -123,4 +123,4 @@ def train(
         "cost": model.info.get("cost"),
         "seed": seed,
     }
-    return Checkpoint(model, data, left_out, info)
+    return Checkpoint(model, data, left_out, info, out)
