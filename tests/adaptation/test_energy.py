@@ -103,7 +103,7 @@ def test_status_of_chains_that_diverge(draws):
 def test_a_nonfinite_row_does_not_affect_the_others():
     network, rows = make_network("linear"), make_rows()
     with torch.no_grad():
-        network.head.out.weight.mul_(1e3)
+        network.head.weight.mul_(1e3)
     rows[4] = 1e37  # logits overflow, with and without steps
     adapted = run(rows, network)
     assert not np.isfinite(adapted.probabilities[4]).any()

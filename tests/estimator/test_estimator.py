@@ -131,7 +131,7 @@ def test_values_that_are_not_finite(est, value):
 
 def test_a_row_without_a_finite_answer():
     est = quick(head="linear").fit(X, Y, SOURCE)
-    est.network_.head.out.weight.fill_(1e35)
+    est.network_.head.weight.fill_(1e35)
     with pytest.raises(InputError, match=r"Row 3 is so far from the sources .* Check its units"):
         est.predict(np.vstack([X[:3], np.full((1, 6), 1e30)]))
 

@@ -297,7 +297,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     def check_settings(self) -> None:
         """Refuse a wrong setting before training, not after it."""
         self._settings(LENGTHS[0] if self.num_steps == AUTO else self.num_steps)
-        TrainSettings.of(self.train), check_kl_weight(self.kl_weight)
+        TrainSettings.of(self.train)
+        check_kl_weight(self.kl_weight)
 
     def _settings(self, num_steps: Any) -> AdaptSettings:
         return AdaptSettings(

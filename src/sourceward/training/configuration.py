@@ -165,7 +165,8 @@ class FitSettings:
         for name, value in (JOINT if self.recipe == "joint" else TWO_STAGE).items():
             if getattr(self, name) is BY_RECIPE:
                 object.__setattr__(self, name, value)
-        self.adapt(), self.loop(), HEADS[self.head], check_kl_weight(self.kl_weight)
+        self.adapt(), self.loop(), HEADS[self.head]
+        check_kl_weight(self.kl_weight)
         if self.heads_device is not None:
             choose_device(self.heads_device)
         if self.shifts not in SHIFTS:

@@ -41,10 +41,10 @@ def test_contrastive_divergence_of_the_first_batch_by_hand():
     feature = model.encode(rows)
     loss = adapter.make_loss(model)(rows, feature, model.logits(feature))
     noise = torch.randn(1, network.dim, generator=make_generator(adapter.seed))
-    weight, bias = network.head.out.weight.numpy(), network.head.out.bias.numpy()
+    weight, bias = network.head.weight.numpy(), network.head.bias.numpy()
 
     def energy(x):
-        return -np.log(np.exp(x.numpy() @ weight.T + bias).sum(1)).mean()
+        return -np.log(np.exp(x.numpy() @ weight + bias).sum(-1)).mean()  # over sources and samples
 
     np.testing.assert_allclose(loss.item(), energy(rows) - energy(noise), rtol=1e-5)
 

@@ -68,11 +68,11 @@ def classifier_energy(logits: Tensor) -> Tensor:
 def class_weights(network: Network) -> Tensor:
     """Return a weight vector w_c per class with logits = x . w_c / sqrt(dim) up to a bias: (classes, dim).
 
-    Prototype heads: the posterior means, averaged over sources and classifiers. Linear head: its rows. A head
-    that is not linear in x: the class centres, averaged over sources.
+    Prototype heads: the posterior means, averaged over sources and classifiers. Linear head: its weights,
+    averaged over sources. A head that is not linear in x: the class centres, averaged over sources.
     """
     if isinstance(network.head, LinearHead):
-        return network.head.out.weight.detach() * math.sqrt(network.dim)
+        return network.head.weight.detach().mean(0).mT * math.sqrt(network.dim)
     posterior = network.posterior(network.centers)
     if posterior is None or not isinstance(network.head, PrototypeHead):
         return network.centers.mean(0)

@@ -64,7 +64,8 @@ def _figure(case: Case, picked: np.ndarray, good: list[bool], num_steps: int) ->
     caption = (
         f"Target {case.target}: the same samples on the way to each source. Blue, solid: saved. Orange, "
         "dashed: lost. The energy falls along both: a sample looks more like the sources, which does not "
-        "mean that it kept its class. From step 1 on it also weights the sources, where `aggregation` is `energy`."
+        "mean that it kept its class. From step 1 on it also weights the sources, where `aggregation` is "
+        "`energy`."
     )
     width = 3.6 * len(panels)
     return Drawing(f"trajectories-{case.name}-{case.target}", caption, (width, 3.4), panels)
