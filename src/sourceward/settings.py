@@ -39,7 +39,7 @@ PAPER_ADAPTER: dict[str, Any] = {
     "kl_weight": PAPER,
     "train": {"feature_noise": 0.0},
 }
-"""The paper's configuration of `EnergyAdapter`: prototype head, features as they come, the released KL
+"""The paper's configuration of `EnergyAdapter`: prototype head, no whitening, the released KL
 weight, 20 steps, the mean of the sources. Learning rates and iterations stay ours: the paper's are for a
 trained backbone."""
 

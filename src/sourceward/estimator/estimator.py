@@ -12,10 +12,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sourceward._util.errors import InputError
-from sourceward._util.storage import load_tensors, save_tensors
+from sourceward._util.storage import save_tensors
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation, keep_settings
-from sourceward.estimator.file import describe, restore
+from sourceward.estimator.file import describe, read
 from sourceward.estimator.input import check_finite, drawn_seed, shifted_part, validated
 from sourceward.estimator.network import fit_network
 from sourceward.estimator.sources import encode_sources, source_numbers, split_sources
@@ -283,16 +283,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     @classmethod
     def load(cls, path: str | Path) -> "EnergyAdapter":
         """Read what `save` wrote."""
-        tensors, meta = load_tensors(path)
-        if meta.get("kind") != "EnergyAdapter":
-            raise InputError(f"Expected an EnergyAdapter in '{path}', but it holds something else.")
-        try:
-            return restore(cls(**meta["params"]), tensors, meta)
-        except (KeyError, TypeError, RuntimeError):
-            raise InputError(
-                f"'{path}' was written by sourceward {meta.get('version')}, which this version cannot read. "
-                "Use that version, or fit again."
-            ) from None
+        return read(cls, path)
 
     def check_settings(self) -> None:
         """Refuse a wrong setting before training, not after it."""

@@ -1,12 +1,15 @@
 """What a saved `EnergyAdapter` holds beside its tensors, and how it is restored."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sourceward._util.errors import InputError
+from sourceward._util.storage import load_tensors
 from sourceward.nn import Network
 from sourceward.nn.projection import Projected
 from sourceward.settings import AdaptSettings, TrainSettings
@@ -39,6 +42,20 @@ def describe(estimator: "EnergyAdapter") -> dict[str, Any]:
         "expected_gain": None if gain is None else gain.to_dict(),
         "dim": estimator.network_.dim,
     }
+
+
+def read(kind: type["EnergyAdapter"], path: str | Path) -> "EnergyAdapter":
+    """The estimator in a file."""
+    tensors, meta = load_tensors(path)
+    if meta.get("kind") != "EnergyAdapter":
+        raise InputError(f"Expected an EnergyAdapter in '{path}', but it holds something else.")
+    try:
+        return restore(kind(**meta["params"]), tensors, meta)
+    except (KeyError, TypeError, RuntimeError):
+        raise InputError(
+            f"'{path}' was written by sourceward {meta.get('version')}, which this version cannot read. "
+            "Use that version, or fit again."
+        ) from None
 
 
 def restore(
