@@ -33,8 +33,8 @@ from sourceward.functional import (
     latent_bias,
 )
 from sourceward.functional.aggregation import select_sources
+from sourceward.functional.gaussian import detach, draw, join
 from sourceward.functional.negatives import Batch, jitter, negatives
-from sourceward.functional.optional import detach, draw, join
 from sourceward.functional.source_weights import evidence, score
 from sourceward.nn import Folded, Network, ReplayBuffer, folded, frozen_call
 from sourceward.samplers import Chain, Target, run_chain

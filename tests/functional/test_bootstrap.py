@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sourceward.functional.bootstrap import interval, paired_draws, paired_interval
+from sourceward.functional.metrics import interval, paired_draws, paired_interval
 
 
 def changes(seeds, samples, seed=0):

@@ -5,10 +5,9 @@ import copy
 import pytest
 import torch
 
-from sourceward.nn import Network
+from sourceward.nn import Network, Projected
 from sourceward.nn.backbones import create_backbone
 from sourceward.nn.encoder import ImageEncoder
-from sourceward.nn.projection import Projected
 from tests.helpers import make_generator
 
 

@@ -2,7 +2,8 @@ import numpy as np
 import torch
 from sklearn.decomposition import PCA
 
-from sourceward.nn.projection import Projected, principal_components
+from sourceward.functional import principal_components
+from sourceward.nn import Projected
 from tests.helpers import make_generator
 
 

@@ -1,9 +1,8 @@
 """The backbone inside a network, for adapters that transform images."""
 
 from sourceward.adaptation.base import Unsuitable
-from sourceward.nn import Network
+from sourceward.nn import Network, Projected
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
-from sourceward.nn.projection import Projected
 
 
 def inner_backbone(network: Network) -> Backbone | None:

@@ -224,7 +224,7 @@ def refuse(sources: DomainDataset, broken: tuple[Problem, ...], allow_missing: b
             Refusal(f"{rows:,} feature rows hold NaN or infinity.", "Remove or recompute those rows.")
         )
     elif sources.kind == "features":
-        from sourceward.functional.value_range import value_range_problem  # imports torch
+        from sourceward.functional.statistics import value_range_problem  # imports torch
 
         wrong = value_range_problem(sources.items, "`features`")
         found += [Refusal(*wrong)] if wrong else []

@@ -147,3 +147,14 @@ def _mix(spectrum: Tensor, amplitude: Tensor, share: Tensor | float, size: Seque
     ratio = amplitude / own.clamp_min(torch.finfo(own.dtype).eps)
     # A positive factor keeps the phase; a share of 0 multiplies by exactly 1.
     return torch.fft.irfft2(spectrum * (1 + share * (ratio - 1)), s=tuple(size))
+
+
+def rotate_quarters(images: Tensor, rotations: Tensor) -> Tensor:
+    """Rotate each square image (batch, channels, side, side) counter-clockwise, `rotations` times 90 degrees.
+
+    >>> image = torch.tensor([[[[1, 2], [3, 4]]]])
+    >>> rotate_quarters(image, torch.tensor([1])).tolist()
+    [[[[2, 4], [1, 3]]]]
+    """
+    rotated = torch.stack([images.rot90(k, (2, 3)) for k in range(4)])
+    return rotated[rotations, torch.arange(len(images), device=images.device)]

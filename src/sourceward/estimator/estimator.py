@@ -20,8 +20,7 @@ from sourceward.estimator.input import check_finite, drawn_seed, shifted_part, v
 from sourceward.estimator.network import fit_network
 from sourceward.estimator.sources import encode_sources, source_numbers, split_sources
 from sourceward.functional.source_weights import BY_ENERGY
-from sourceward.nn import Network
-from sourceward.nn.projection import Projected
+from sourceward.nn import Network, Projected
 from sourceward.samplers import StepSettings
 from sourceward.settings import (
     AUTO,

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError
 from sourceward._util.storage import load_tensors
-from sourceward.nn import Network
-from sourceward.nn.projection import Projected
+from sourceward.nn import Network, Projected
 from sourceward.settings import AdaptSettings, TrainSettings
 from sourceward.validation.expected_gain import ExpectedGain
 

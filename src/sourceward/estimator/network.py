@@ -14,9 +14,8 @@ from sourceward._util.devices import choose_device
 from sourceward._util.threads import threads_for
 from sourceward.data.feeds import ResidentFeed
 from sourceward.estimator.sources import fingerprint_of, held_out
-from sourceward.functional import within_and_between_covariance
-from sourceward.nn import Network
-from sourceward.nn.projection import Projected, principal_components
+from sourceward.functional import principal_components, within_and_between_covariance
+from sourceward.nn import Network, Projected
 from sourceward.samplers import StepSettings
 from sourceward.settings import LoopSettings, TrainSettings
 from sourceward.training.distillation import distil

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.functional.value_range import value_range_problem
+from sourceward.functional.statistics import value_range_problem
 from sourceward.validation.folds import Source
 
 

@@ -12,8 +12,8 @@ from sourceward._util.errors import CheckpointError
 from sourceward.data import DomainDataset
 from sourceward.estimator import EnergyAdapter
 from sourceward.model import Model
+from sourceward.nn import Projected
 from sourceward.nn.backbones import Backbone
-from sourceward.nn.projection import Projected
 from sourceward.settings import AUTO
 from sourceward.training.configuration import NONE, FitSettings
 from sourceward.training.joint import score_domains

@@ -2,7 +2,6 @@
 
 from sourceward.functional.aggregation import AGGREGATIONS, cosine_to_sources
 from sourceward.functional.calibration import LEVELS, energy_quantiles, energy_zscore, mixture_weight
-from sourceward.functional.centers import class_centers
 from sourceward.functional.chain import ChainWeights
 from sourceward.functional.energy import (
     EnergyWeights,
@@ -24,7 +23,12 @@ from sourceward.functional.metrics import (
 from sourceward.functional.noise import keyed_normal, keyed_normals, keyed_uniform, row_keys
 from sourceward.functional.oracle import oracle_latent, oracle_source
 from sourceward.functional.rows import row_multiple
-from sourceward.functional.whitening import whitening, within_and_between_covariance
+from sourceward.functional.statistics import (
+    class_centers,
+    principal_components,
+    whitening,
+    within_and_between_covariance,
+)
 
 __all__ = [
     "AGGREGATIONS",
@@ -58,6 +62,7 @@ __all__ = [
     "negative_log_likelihood",
     "oracle_latent",
     "oracle_source",
+    "principal_components",
     "row_keys",
     "row_multiple",
     "swish",

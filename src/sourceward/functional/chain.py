@@ -1,7 +1,7 @@
 """The stacked energy for long chains: no autograd, weights transposed once, the first layer's output given.
 
 With a0 = Wx x + (Wz z + b0) known, the energy and its gradient are the formulas of `functional.energy`. A
-sampler that knows how a step changes a0 need not multiply by Wx again: see `samplers.fused`.
+sampler that knows how a step changes a0 need not multiply by Wx again: see `samplers.chain`.
 """
 
 from typing import NamedTuple

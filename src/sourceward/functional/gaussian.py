@@ -1,6 +1,6 @@
-"""Diagonal Gaussians: the latent's prior p(z|x) and posterior q(z|d_x)."""
+"""Diagonal Gaussians: the latent's prior p(z|x) and posterior q(z|d_x); None for a network without latent."""
 
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -51,3 +51,22 @@ def kl_divergence(q: Gaussian, p: Gaussian) -> Tensor:
     ratio = q.std / p.std
     shift = (q.mean - p.mean) / p.std
     return (0.5 * (ratio.square() + shift.square() - 1) - ratio.log()).sum(-1)
+
+
+def draw(gaussian: Gaussian | None, generator: torch.Generator | None) -> Tensor | None:
+    """One sample of the Gaussian, or None."""
+    return None if gaussian is None else gaussian.sample(generator)
+
+
+def detach(tensor: Tensor | None) -> Tensor | None:
+    """The tensor as a constant, or None."""
+    return None if tensor is None else tensor.detach()
+
+
+@overload
+def join(a: Tensor, b: Tensor) -> Tensor: ...
+@overload
+def join(a: Tensor | None, b: Tensor | None) -> Tensor | None: ...
+def join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Both, concatenated along the batch axis, or None."""
+    return None if a is None or b is None else torch.cat([a, b], dim=1)

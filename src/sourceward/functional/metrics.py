@@ -1,7 +1,12 @@
-"""Metrics of predicted probabilities: accuracy, likelihood, Brier score, calibration error."""
+"""Metrics of predicted probabilities; the paired bootstrap over samples and seeds for their differences."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
+
+RESAMPLES = 2000
 
 
 def accuracy(probability: Tensor, label: Tensor) -> Tensor:
@@ -37,3 +42,48 @@ def expected_calibration_error(probability: Tensor, label: Tensor, bins: int = 1
     gap = torch.zeros(bins, dtype=probability.dtype, device=probability.device)
     gap.index_add_(0, index, correct - confidence)
     return gap.abs().sum() / len(label)
+
+
+def paired_draws(change: np.ndarray, random: np.random.Generator, resamples: int = RESAMPLES) -> np.ndarray:
+    """Means of a change over samples and seeds drawn with replacement, one per resample: (resamples,).
+
+    A sample is drawn together with its results of every seed, since they are not independent. Samples with
+    equal changes are interchangeable, so a resample is a multinomial count of each kind of sample, which is
+    fast for any number of rows.
+
+    Args:
+        change: (seeds, samples) or (samples,), e.g. correct after minus correct before: -1, 0 or 1.
+        random: generator.
+        resamples: number of means.
+
+    Example:
+        >>> change = np.repeat([1, 0], [30, 70])
+        >>> draws = paired_draws(change, np.random.default_rng(0))
+        >>> draws.shape, bool(abs(draws.mean() - 0.3) < 0.01)
+        ((2000,), True)
+    """
+    change = np.atleast_2d(np.asarray(change))
+    seeds, samples = change.shape
+    kinds, count = np.unique(change, axis=1, return_counts=True)
+    rows = random.multinomial(samples, count / samples, resamples)
+    weight = random.multinomial(seeds, np.full(seeds, 1 / seeds), resamples)
+    return np.einsum("rk,sk,rs->r", rows, kinds, weight, optimize=True) / (samples * seeds)
+
+
+def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """The central interval that holds a share `level` of the draws."""
+    tail = (1 - level) / 2
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def paired_interval(changes: Sequence[np.ndarray], seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+    """Bootstrap interval of the mean over targets of each target's mean change.
+
+    Args:
+        changes: for each target, (seeds, samples) or (samples,).
+        seed: of the resampling.
+        level: of the interval.
+    """
+    random = np.random.default_rng(seed)
+    return interval(np.mean([paired_draws(change, random) for change in changes], axis=0), level)

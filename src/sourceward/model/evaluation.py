@@ -16,7 +16,7 @@ from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import encode, prepare_samples
 from sourceward.data.transforms import parse_transforms
-from sourceward.functional.bootstrap import interval, paired_draws
+from sourceward.functional.metrics import interval, paired_draws
 from sourceward.model.captured import copy_encoder
 from sourceward.model.items import PLURAL
 from sourceward.model.model import Model

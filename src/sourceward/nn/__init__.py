@@ -1,12 +1,18 @@
 """Modules with parameters. Their maths lives in `functional`."""
 
-from sourceward.nn.distilled import DistilledStep
-from sourceward.nn.energy import StackedEnergy
+from sourceward.nn.energy import DistilledStep, StackedEnergy
 from sourceward.nn.folded import Folded, folded
-from sourceward.nn.frozen import frozen_call
-from sourceward.nn.heads import HEADS, ConcatHead, Head, LinearHead, PooledPrototypeHead, PrototypeHead
-from sourceward.nn.latent import LatentNet
-from sourceward.nn.network import Network
+from sourceward.nn.heads import (
+    HEADS,
+    ConcatHead,
+    Head,
+    LatentNet,
+    LinearHead,
+    PooledPrototypeHead,
+    PrototypeHead,
+    frozen_call,
+)
+from sourceward.nn.network import Network, Projected
 from sourceward.nn.replay import ReplayBuffer
 
 __all__ = [
@@ -19,6 +25,7 @@ __all__ = [
     "LinearHead",
     "Network",
     "PooledPrototypeHead",
+    "Projected",
     "PrototypeHead",
     "ReplayBuffer",
     "StackedEnergy",

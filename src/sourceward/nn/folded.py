@@ -12,8 +12,7 @@ from sourceward.functional import ChainWeights, swish
 from sourceward.functional.aggregation import mix_classifiers
 from sourceward.functional.distilled import DistilledWeights
 from sourceward.functional.rows import matmul, transpose_contiguous
-from sourceward.nn.heads import Head
-from sourceward.nn.latent import LatentNet
+from sourceward.nn.heads import Head, LatentNet
 from sourceward.nn.network import CLASSIFIER_WEIGHT, Network
 
 

@@ -1,4 +1,4 @@
-"""Classifier heads p(y|z,x): how a feature and the latents meet.
+"""The latent network p(z|x), q(z|d), and classifier heads p(y|z,x): how a feature and the latents meet.
 
 Every head maps (feature, latent, class_latent) to logits (sources, batch, classes). `latent` is the
 sample's z, (sources, batch, dim); `class_latent` is a draw of q(z|d_c) for each class centre of each
@@ -6,13 +6,41 @@ source, (sources, classes, dim). A head ignores what it does not use.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import softplus
 
 from sourceward._util.registry import Registry
-from sourceward.functional import swish
-from sourceward.functional.rows import matmul
+from sourceward.functional import Gaussian, swish
+from sourceward.functional.rows import elementwise, matmul
+
+
+class LatentNet(nn.Module):
+    """A Gaussian over z from a feature. Fed x it is the prior, fed a class centre the posterior.
+
+    x -> mean and std of z in R^dim, one hidden layer and two output layers, shared by all sources.
+
+    std = 0.1 + 0.9 softplus(.), so it is at least 0.1. The size matches the parameter counts the
+    paper reports.
+
+    Args:
+        dim: width of feature and latent.
+        hidden: width of the hidden layer; `dim` when None.
+    """
+
+    def __init__(self, dim: int, hidden: int | None = None) -> None:
+        super().__init__()
+        hidden = hidden or dim
+        self.hidden = nn.Linear(dim, hidden)
+        self.mean = nn.Linear(hidden, dim)
+        self.std = nn.Linear(hidden, dim)
+
+    def forward(self, feature: Tensor) -> Gaussian:
+        hidden = swish(self.hidden(feature))
+        return Gaussian(self.mean(hidden), 0.1 + 0.9 * elementwise(softplus, self.std(hidden)))
 
 
 class Head(nn.Module):
@@ -101,3 +129,9 @@ class LinearHead(Head):
 
     def forward(self, feature: Tensor, latent: Tensor | None, class_latent: Tensor | None) -> Tensor:
         return matmul(feature, self.weight) + self.bias
+
+
+def frozen_call(module: nn.Module, *inputs: Tensor | None) -> Any:
+    """The module's output, differentiable in the inputs alone: the stop-gradient sg(phi) of eq. 7 and 10."""
+    constants = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    return functional_call(module, constants, inputs)

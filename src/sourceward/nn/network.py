@@ -1,4 +1,4 @@
-"""`Network`: backbone, latent network, head, energies and what is estimated from the sources."""
+"""`Network`: backbone, latent network, head, energies and what is estimated from the sources; `Projected`."""
 
 from typing import Any
 
@@ -18,11 +18,9 @@ from sourceward.functional import (
 )
 from sourceward.functional.aggregation import log_mixture
 from sourceward.functional.rows import stable_matmul
-from sourceward.nn.distilled import DistilledStep
-from sourceward.nn.energy import StackedEnergy
+from sourceward.nn.energy import DistilledStep, StackedEnergy
 from sourceward.nn.feature_statistics import FeatureStatistics
-from sourceward.nn.heads import HEADS, Head, LinearHead
-from sourceward.nn.latent import LatentNet
+from sourceward.nn.heads import HEADS, Head, LatentNet, LinearHead
 
 CALIBRATION_ROWS = 4096
 """Samples of a source from which its energy quantiles are estimated."""
@@ -228,3 +226,26 @@ class Network(nn.Module):
     def posterior(self, centers: Tensor) -> Gaussian | None:
         """q(z|d), the same network applied to class centres, or None without latent network."""
         return None if self.latent is None else self.latent(centers)
+
+
+class Projected(nn.Module):
+    """A backbone (or the identity) followed by a fixed projection, so that heads and energies stay small.
+
+    Args:
+        backbone: from inputs to (batch, wide); None when inputs are features already.
+        projection: (wide, dim).
+    """
+
+    projection: Tensor
+
+    def __init__(self, backbone: nn.Module | None, projection: Tensor) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.register_buffer("projection", projection)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.project(inputs if self.backbone is None else self.backbone(inputs))
+
+    def project(self, feature: Tensor) -> Tensor:
+        """Project features: (batch, wide) -> (batch, dim)."""
+        return stable_matmul(feature, self.projection)  # bfloat16 would lose precision

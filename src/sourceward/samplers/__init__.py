@@ -1,9 +1,8 @@
 """Samplers: one step each, as pure functions, and runners that loop them into chains."""
 
 from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target
-from sourceward.samplers.chain import run_chain
+from sourceward.samplers.chain import fused_langevin, run_chain
 from sourceward.samplers.distilled import distilled
-from sourceward.samplers.fused import fused_langevin
 from sourceward.samplers.langevin import langevin, langevin_unchecked
 from sourceward.samplers.mala import mala
 from sourceward.samplers.nesterov import nesterov

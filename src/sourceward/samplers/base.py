@@ -2,7 +2,8 @@
 
 A sampler is a pure function `step(state, target, noise, settings) -> (state, info)`. Tensors are
 (sources, batch, dim) and (sources, batch): every source has its own chain, and all chains step together. The
-accept rule is part of the sampler.
+accept rule is part of the sampler: it takes energies before and after the step, returns a mask of that shape,
+and accepts no step to a point whose energy is not finite.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError
@@ -84,3 +86,24 @@ class Step(Protocol):
 
 
 SAMPLERS: Registry[Step] = Registry("sampler")
+
+
+def always(before: Tensor, after: Tensor) -> Tensor:
+    """Accept every step, as the paper's text does."""
+    return torch.isfinite(after)
+
+
+def energy_not_higher(before: Tensor, after: Tensor) -> Tensor:
+    """Refuse a step that raises the energy, as the released code does."""
+    return after <= before
+
+
+def metropolis(before: Tensor, after: Tensor, log_ratio: Tensor, uniform: Tensor) -> Tensor:
+    """Metropolis-Hastings: accept with probability min(1, exp(before - after + log_ratio)).
+
+    Args:
+        before, after: energies.
+        log_ratio: log q(x|x') - log q(x'|x) of the proposal density q, (sources, batch).
+        uniform: numbers in (0, 1], (sources, batch).
+    """
+    return uniform.log() <= before - after + log_ratio

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError
-from sourceward.samplers.accept import energy_not_higher
-from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target
+from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target, energy_not_higher
 from sourceward.samplers.run import Chain
 
 

@@ -15,8 +15,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sourceward.samplers.accept import always, energy_not_higher
-from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target
+from sourceward.samplers.base import (
+    SAMPLERS,
+    Info,
+    Noise,
+    State,
+    StepSettings,
+    Target,
+    always,
+    energy_not_higher,
+)
 
 
 @SAMPLERS.register("langevin")

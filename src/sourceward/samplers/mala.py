@@ -11,8 +11,7 @@ of the ratio, so detailed balance holds for any clip.
 import torch
 from torch import Tensor
 
-from sourceward.samplers.accept import metropolis
-from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target
+from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target, metropolis
 
 
 @SAMPLERS.register("mala")

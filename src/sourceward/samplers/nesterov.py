@@ -2,8 +2,7 @@
 
 import torch
 
-from sourceward.samplers.accept import energy_not_higher
-from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target
+from sourceward.samplers.base import SAMPLERS, Info, Noise, State, StepSettings, Target, energy_not_higher
 
 
 @SAMPLERS.register("nesterov")

@@ -18,7 +18,7 @@ from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.tta import average
 from sourceward.functional import AGGREGATIONS, cosine_to_sources, energy_zscore
-from sourceward.functional.bootstrap import interval, paired_draws
+from sourceward.functional.metrics import interval, paired_draws
 from sourceward.functional.source_weights import Evidence, evidence, learn_source_weights, score
 from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings

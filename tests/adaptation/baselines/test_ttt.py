@@ -8,18 +8,18 @@ from sourceward import create_adapter
 from sourceward.adaptation import Unsuitable
 from sourceward.adaptation.baselines.batches import sample_generators
 from sourceward.adaptation.baselines.ttt import rotation_loss
-from sourceward.functional.rotate import rotate
+from sourceward.data.image_ops import rotate_quarters
 from tests.adaptation.test_adapters import make_image_network, make_images
 from tests.helpers import make_generator
 
 
 def test_rotations():
     images = make_images(4)
-    rotated = rotate(images, torch.tensor([0, 1, 2, 3]))
+    rotated = rotate_quarters(images, torch.tensor([0, 1, 2, 3]))
     assert torch.equal(rotated[0], images[0])
     assert torch.equal(rotated[1], images[1].transpose(1, 2).flip(1))
     assert torch.equal(rotated[2], images[2].flip(1, 2))
-    assert torch.equal(rotate(rotated[3:], torch.tensor([1])), images[3:])
+    assert torch.equal(rotate_quarters(rotated[3:], torch.tensor([1])), images[3:])
 
 
 def test_one_update_by_hand():

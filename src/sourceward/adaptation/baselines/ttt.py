@@ -17,8 +17,7 @@ from sourceward.adaptation.baselines.episodic import Episodic
 from sourceward.adaptation.baselines.trainable import TrainableCopy
 from sourceward.adaptation.images import image_backbone
 from sourceward.data.augment import Augmentation, draw_boxes
-from sourceward.data.image_ops import crop_and_hflip
-from sourceward.functional.rotate import rotate
+from sourceward.data.image_ops import crop_and_hflip, rotate_quarters
 from sourceward.nn import Network
 from sourceward.nn.backbones.backbone import ROTATION, Backbone
 
@@ -59,4 +58,6 @@ def rotation_loss(backbone: Backbone, images: Tensor, generator: torch.Generator
     boxes = draw_boxes(images, Augmentation(), generator)
     flipped = torch.rand(len(images), generator=generator, device=images.device) < 0.5
     images = crop_and_hflip(images, boxes, flipped, (images.shape[-2], images.shape[-1]))
-    return cross_entropy(backbone.auxiliary[ROTATION](backbone(rotate(images, rotations))), rotations)
+    return cross_entropy(
+        backbone.auxiliary[ROTATION](backbone(rotate_quarters(images, rotations))), rotations
+    )

@@ -95,8 +95,8 @@ def _features(
 def _encode(context: Context, dataset: DomainDataset) -> DomainDataset:
     """Return features of the frozen backbone, projected on the principal components of the clean ones."""
     from sourceward.data.features import extract_features
+    from sourceward.functional import principal_components
     from sourceward.nn.backbones import create_backbone
-    from sourceward.nn.projection import principal_components
 
     training = context.training
     size = training.settings.get("image_size")

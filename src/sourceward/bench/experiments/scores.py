@@ -9,7 +9,7 @@ from sourceward._util.tables import Table, gain_text, mean_text, short_names, ta
 from sourceward.bench.experiments.base import Drawing
 from sourceward.bench.protocol.summary import over_seeds
 from sourceward.bench.published import Published
-from sourceward.functional.bootstrap import paired_interval
+from sourceward.functional.metrics import paired_interval
 
 PUBLISHED = "published, with their own training and selection"
 

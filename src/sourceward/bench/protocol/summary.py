@@ -8,7 +8,7 @@ import numpy as np
 from sourceward.adaptation import ADAPTERS
 from sourceward.adaptation.base import adapter_traits
 from sourceward.bench.protocol.methods import CONTROLS, EBTSA, LINEAR, NONE, Method
-from sourceward.functional.bootstrap import interval, paired_draws, paired_interval
+from sourceward.functional.metrics import interval, paired_draws, paired_interval
 
 if TYPE_CHECKING:
     from sourceward.bench.protocol.jobs import Job

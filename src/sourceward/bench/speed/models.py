@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from sourceward.estimator import EnergyAdapter
 from sourceward.model import Model
-from sourceward.nn import Network
+from sourceward.nn import Network, Projected
 from sourceward.nn.backbones import create_backbone
-from sourceward.nn.projection import Projected
 from sourceward.settings import AdaptSettings, TrainSettings
 
 BACKBONES = {"resnet18": 512, "resnet50": 2048}

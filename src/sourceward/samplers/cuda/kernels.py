@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sourceward.functional.chain import ChainWeights, HalfWeights, Workspace
 from sourceward.samplers.base import StepSettings
+from sourceward.samplers.chain import Normals
 from sourceward.samplers.cuda.kernel_noise import KeyedNormals, row_keys
-from sourceward.samplers.fused import Normals
 from sourceward.samplers.run import Chain, Record
 
 __all__ = ["KeyedNormals", "fits", "kernel_langevin", "row_keys"]

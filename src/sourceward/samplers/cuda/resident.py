@@ -19,9 +19,9 @@ from torch import Tensor
 from sourceward.functional.chain import ChainWeights, HalfWeights
 from sourceward.functional.rows import matmul
 from sourceward.samplers.base import StepSettings
+from sourceward.samplers.chain import Normals
 from sourceward.samplers.cuda.kernel_noise import KeyedNormals
 from sourceward.samplers.cuda.kernels import ROWS
-from sourceward.samplers.fused import Normals
 from sourceward.samplers.run import Chain, Record
 
 try:

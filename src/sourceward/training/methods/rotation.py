@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sourceward.functional.rotate import rotate
+from sourceward.data.image_ops import rotate_quarters
 from sourceward.nn.backbones.backbone import ROTATION
 from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings
 from sourceward.training.methods.image_method import ImageBatch, ImageMethod
@@ -29,5 +29,5 @@ class Rotation(ImageMethod):
         images = batch.images
         rotations = torch.randint(4, (len(images),), generator=generator, device=images.device)
         class_loss = self.cross_entropy(head(backbone(images)), batch.label)
-        logits = backbone.auxiliary[ROTATION](backbone(rotate(images, rotations)))
+        logits = backbone.auxiliary[ROTATION](backbone(rotate_quarters(images, rotations)))
         return class_loss + cross_entropy(logits, rotations)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sourceward.samplers.accept import always, energy_not_higher, metropolis
+from sourceward.samplers.base import always, energy_not_higher, metropolis
 
 BEFORE = torch.tensor([[0.5, 0.5, 0.5]])
 AFTER = torch.tensor([[0.4, 0.5, 0.6]])
