@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from sourceward.functional import ChainWeights, row_keys, row_multiple
-from sourceward.samplers import StepSettings, fused, generator_noise, keyed_noise, run, run_chain
+from sourceward.samplers import StepSettings, generator_noise, keyed_noise, run, run_chain
+from sourceward.samplers import chain as fused
 from tests.helpers import make_generator, random_weights, target_of
 
 SOURCES, ROWS, DIM, STEPS = 3, 10, 6, 7

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 SCRIPT = """
 import torch
 from sourceward.functional import ChainWeights, row_keys
-from sourceward.samplers import StepSettings, fused
+from sourceward.samplers import StepSettings, chain as fused
 from sourceward.samplers.cuda import kernels, resident
 from tests.helpers import make_generator, random_weights
 

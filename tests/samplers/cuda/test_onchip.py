@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sourceward.functional import ChainWeights
-from sourceward.samplers import StepSettings, fused
+from sourceward.samplers import StepSettings
+from sourceward.samplers import chain as fused
 from tests.helpers import make_generator, random_weights
 
 pytest.importorskip("triton.experimental.gluon", reason="This Triton has no Gluon")
