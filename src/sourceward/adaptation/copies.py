@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from sourceward.adaptation.base import Unsuitable
 from sourceward.data.loading import rows_per_pass
 from sourceward.data.transforms import OWN, TRANSFORMS, Copy, make_copies, parse_transforms
-from sourceward.nn import Network
+from sourceward.nn import Network, Projected
 from sourceward.nn.backbones import ImagePreprocessing
 from sourceward.nn.feature_statistics import FeatureStatistics
-from sourceward.nn.projection import Projected
 
 WHY_NOT = {
     "amplitudes": "This model has no Fourier amplitudes of its sources: `fourier` needs a model that `fit` "

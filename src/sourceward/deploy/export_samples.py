@@ -15,7 +15,7 @@ from sourceward.data.loading import image_geometry
 from sourceward.model import Model
 from sourceward.model.inputs import Failure, find_inputs
 from sourceward.model.items import read_images
-from sourceward.nn.projection import Projected
+from sourceward.nn import Projected
 
 SAMPLES = 16
 """Samples of a check."""

@@ -117,7 +117,7 @@ class Network(nn.Module):
         """Centre source features and bring their mean norm to sqrt(dim), from (batch, dim) raw features.
 
         One step size then serves every backbone, and a head without bias is not hurt by a common offset.
-        With a covariance they are whitened first: see `functional.whitening`.
+        With a covariance they are whitened first: see `functional.statistics`.
         """
         self.scale.fill_(1.0)
         self.shift.copy_(raw.mean(0))
