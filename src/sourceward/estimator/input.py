@@ -21,19 +21,48 @@ if TYPE_CHECKING:
 def validated(estimator: "EnergyAdapter", X: Any, y: Any = "no_validation", *, reset: bool = False) -> Any:
     """Apply scikit-learn's checks, as input errors, and refuse values that are not finite."""
     try:
+        if getattr(getattr(X, "dtype", None), "kind", "") == "c":
+            raise ValueError("Complex data not supported: expected real features.")
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinity, and found below
             checked = validate_data(estimator, X, y, dtype=np.float32, reset=reset, ensure_all_finite=False)
         if not isinstance(y, str):
             check_classification_targets(checked[1])
     except ValueError as error:
         raise InputError(str(error)) from None
-    finite = np.isfinite(checked if isinstance(y, str) else checked[0]).all(1)
+    check_finite_rows(checked if isinstance(y, str) else checked[0])
+    return checked
+
+
+def feature_matrix(X: Any, width: int) -> np.ndarray:
+    """Features (n, width) as float32, by the rule of `validated`, for callers without column names."""
+    try:
+        rows = np.asarray(X.detach().float().cpu() if isinstance(X, Tensor) else X)
+    except ValueError as error:  # rows of different lengths
+        raise InputError(f"Expected a matrix of features, but {error}.") from None
+    if rows.ndim != 2 or rows.dtype.kind not in "fiub":
+        raise InputError(
+            f"Expected a matrix of real features, but got {rows.dtype} of shape {rows.shape}. "
+            "Pass one vector of numbers for each sample."
+        )
+    if rows.shape[1] != width:
+        raise InputError(
+            f"Expected features of width {width}, but got {rows.shape[1]}. "
+            "Use the extractor that the model was trained with."
+        )
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinity, and found below
+        rows = rows.astype(np.float32)
+    check_finite_rows(rows)
+    return rows
+
+
+def check_finite_rows(rows: np.ndarray) -> None:
+    """Refuse features that are NaN, infinite, or too large for float32."""
+    finite = np.isfinite(rows).all(1)
     if not finite.all():
         raise InputError(
             f"Expected finite features, but got NaN or infinity in {(~finite).sum()} of {len(finite)} "
             f"rows, the first at row {finite.argmin()}. Drop or impute them."
         )
-    return checked
 
 
 def check_finite(result: AdaptationResult) -> AdaptationResult:
