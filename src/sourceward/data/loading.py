@@ -24,8 +24,8 @@ def rows_per_pass(device: torch.device) -> int:
     """Rows of one backbone pass without training.
 
     Libraries choose their kernels, and with them the last bits of a sum, by the shape of a batch, and the
-    noise of a chain is keyed by the bits of a feature. On a CPU a sample is therefore alone, which costs about
-    as much as a batch does: its features do not depend on other samples.
+    noise of a chain is keyed by the bits of a feature. On a CPU a sample is therefore alone: its features do
+    not depend on other samples, and cost about as much as in a batch.
     """
     return 512 if device.type == "cuda" else 1
 

@@ -1,8 +1,8 @@
 """Features of texts whose bits do not depend on the other texts of a call.
 
 Padding, and the number of rows, change the kernels of a library and the last bits of a feature, and with them
-the noise of a chain. So a text is never padded. On a CPU it is alone; on an accelerator texts of one length go
-together, in batches of one size.
+the noise of a chain. So a text is never padded. On a CPU it is alone; on an accelerator texts of one length
+go together, in batches of one size.
 """
 
 from collections import defaultdict
