@@ -26,8 +26,7 @@ from sourceward.adaptation.images import inner_backbone
 from sourceward.adaptation.tta import average
 from sourceward.data.loading import image_geometry, rows_per_chunk, rows_per_pass
 from sourceward.estimator import EnergyAdapter
-from sourceward.estimator.input import check_finite, feature_matrix
-from sourceward.estimator.sources import source_numbers
+from sourceward.estimator.input import check_finite, feature_matrix, source_numbers
 from sourceward.model.captured import forget_encoders, predict_images
 from sourceward.model.encoding import encode_texts
 from sourceward.model.file import CARD, CONFIG, FORMAT_VERSION, WEIGHTS, describe_model, read_folder
