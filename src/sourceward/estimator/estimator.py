@@ -11,7 +11,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from sourceward._util.errors import InputError
 from sourceward._util.storage import save_tensors
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation, keep_settings
@@ -150,8 +149,6 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         X, y = given.validated(self, X, y, reset=True)
         X, y, names, source = given.encode_sources(X, y, sample_domain)
         self.classes_, label = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise InputError(f"Expected 2 or more classes in `y`, but got 1 class: {self.classes_.tolist()}.")
         parts = given.split_sources(X, label, source, names, self.classes_, allow_missing)
         return self.fit_sources(parts, names, self.classes_, given.shifted_part(self, X_shifted, y_shifted))
 

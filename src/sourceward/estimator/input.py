@@ -152,6 +152,8 @@ def split_sources(
     allow_missing: bool,
 ) -> list[Source]:
     """One `Source` per source domain, after checking that each can train an energy."""
+    if len(classes) < 2:
+        raise InputError(f"Expected 2 or more classes in `y`, but got 1 class: {classes.tolist()}.")
     parts = []
     for number, name in enumerate(names):
         rows = source == number
