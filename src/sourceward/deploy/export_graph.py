@@ -34,7 +34,7 @@ def noise_off(model: Model) -> Model:
             "Expected a sampler that works without noise, but got 'mala', whose accept rule is random. "
             "Fit with sampler='langevin'."
         )
-    copied = Model(copy.deepcopy(model.adapter), model.tta, model.info).to("cpu")
+    copied = Model(copy.deepcopy(model.adapter), model.tta, model.info, model.cascade).to("cpu")
     copied.adapter.set_params(noise_std=0.0, num_draws=0)
     return copied
 
@@ -67,7 +67,7 @@ class ExportGraph(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.settings, self.tta = model.settings, model.tta
+        self.settings, self.tta, self.threshold = model.settings, model.tta, model.tta_threshold
         self.network = model.network.eval().requires_grad_(False)
         self.statistics = Statistics.of(self.network)
         if model.kind == "image":
@@ -99,9 +99,16 @@ class ExportGraph(nn.Module):
         rows = self._predict(self.network.features((pixels.float() / 255 - self.mean) / self.std))
         total = sum(copy.weight for copy in copies)
 
+        def parts_of(values: Tensor) -> tuple[Tensor, ...]:
+            return values.tensor_split(len(copies))
+
         def mean(values: Tensor) -> Tensor:
-            parts = values.tensor_split(len(copies))
-            return torch.stack([part * (copy.weight / total) for part, copy in zip(parts, copies)]).sum(0)
+            parts = parts_of(values)
+            averaged = torch.stack([part * (copy.weight / total) for part, copy in zip(parts, copies)]).sum(0)
+            if self.threshold is None:
+                return averaged
+            stops = parts_of(rows[0])[0].amax(-1) >= self.threshold  # predicted with confidence
+            return torch.where(stops.view(-1, *[1] * (averaged.dim() - 1)), parts[0], averaged)
 
         probabilities, per_source = (mean(values) if len(copies) > 1 else values for values in rows[:2])
         before, after = (values[: images.shape[0]] for values in rows[2:])

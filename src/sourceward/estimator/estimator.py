@@ -32,6 +32,7 @@ from sourceward.settings import (
     check_kl_weight,
 )
 from sourceward.training.loop import Log
+from sourceward.validation.cascade import KEPT_GAIN
 from sourceward.validation.folds import MIN_SOURCES, Fold, Source, feature_folds
 from sourceward.validation.leave_one_domain_out import LENGTHS, validate
 
@@ -161,6 +162,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         *,
         folds: Iterable[Fold] | None = None,
         tta: Sequence[str] = (),
+        kept_gain: float = KEPT_GAIN,
         log: Log | None = None,
     ) -> "EnergyAdapter":
         """`fit` on one tensor per source, with folds and transforms of one's own.
@@ -172,6 +174,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             shifted: features and class numbers that belong to no source.
             folds: of leave-one-domain-out validation; of the sources' own features when None.
             tta: sets of transforms for validation to choose from, where the folds have copies.
+            kept_gain: share of the gain of test-time augmentation that its cascade must keep; 0 for none.
             log: where the training is logged.
         """
         self._forget()
@@ -188,9 +191,15 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             twin = clone(self).set_params(verbose=False, checkpoint=None)
             twin.classes_, twin._seed = self.classes_, self._seed
             choice = validate(
-                held, lambda some: fit_network(twin, some, shifted), settings, choose_steps=auto, tta=tta
+                held,
+                lambda some: fit_network(twin, some, shifted),
+                settings,
+                choose_steps=auto,
+                tta=tta,
+                kept_gain=kept_gain,
             )
             settings, self.tta_ = choice.settings, choice.tta
+            self.tta_threshold_ = None if choice.cascade is None else choice.cascade.threshold
             self.expected_gain_ = choice.expected_gain if auto or tta else None
         elif auto:
             settings = settings.off()
@@ -200,7 +209,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         """Take names, classes, width of the features and the seed, before any training."""
         self.classes_, self.sources_, self.n_features_in_ = np.asarray(classes), list(names), dim
         self._seed = given.drawn_seed(self.random_state, self.checkpoint)
-        self.tta_, self.expected_gain_ = "", None
+        self.tta_, self.tta_threshold_, self.expected_gain_ = "", None, None
 
     def set_network(self, network: Network, settings: AdaptSettings) -> "EnergyAdapter":
         """Take a trained network and the test-time settings that were chosen for it."""

@@ -23,11 +23,10 @@ from sourceward.adaptation.base import AdaptationResult, join
 from sourceward.adaptation.copies import Statistics, check_transforms
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.images import inner_backbone
-from sourceward.adaptation.tta import average
 from sourceward.data.loading import image_geometry, rows_per_chunk, rows_per_pass
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.input import check_finite, feature_matrix, source_numbers
-from sourceward.model.captured import forget_encoders, predict_images
+from sourceward.model.captured import adapt_images, forget_encoders
 from sourceward.model.encoding import encode_texts
 from sourceward.model.file import CARD, CONFIG, FORMAT_VERSION, WEIGHTS, describe_model, read_folder
 from sourceward.model.items import PLURAL, describe, is_matrix, items_of, read_images
@@ -47,11 +46,13 @@ class Model:
         adapter: fitted; its network holds the backbone.
         tta: transforms of test-time augmentation, joined by +, see `with_tta`.
         info: what else the folder records: data, settings of the training, metrics, versions.
+        cascade: see `with_tta`.
     """
 
     adapter: EnergyAdapter
     tta: str = ""
     info: dict[str, Any] = field(default_factory=dict)
+    cascade: bool = True
 
     @property
     def network(self) -> Network:
@@ -88,18 +89,28 @@ class Model:
         clear_folded(self.network)
         return self
 
-    def with_tta(self, transforms: str) -> "Model":
+    def with_tta(self, transforms: str, cascade: bool = True) -> "Model":
         """The same model with other transforms of test-time augmentation.
 
         Every copy is a row of the backbone's batch; `fourier` and `adain` make one copy per source.
 
         Args:
             transforms: names in `list_transforms()`, joined by +, such as "hflip+adain"; "" for none.
+            cascade: whether samples that are predicted with confidence do without copies, see
+                `tta_threshold`.
         """
         if transforms and self.kind != "image":
             raise InputError(f"Transforms change images, but this model reads {PLURAL[self.kind]}.")
         check_transforms(transforms, Statistics.of(self.network))
-        return replace(self, tta=transforms)
+        return replace(self, tta=transforms, cascade=cascade)
+
+    @property
+    def tta_threshold(self) -> float | None:
+        """Probability from which a prediction without copies is the answer; None asks for all copies.
+
+        Leave-one-domain-out validation chooses it for the model's own transforms.
+        """
+        return self.adapter.tta_threshold_ if self.cascade and self.tta == self.adapter.tta_ else None
 
     def predict(self, inputs: Any) -> list[Prediction]:
         """Predict a label for every input, with its details.
@@ -147,8 +158,8 @@ class Model:
     ) -> AdaptationResult:
         """`adapt` for uint8 images (n, 3, height, width) that have the model's own size already."""
         names = self.tta if num_steps != 0 else ""  # no adaptation at all, then
-        adapter = self.adapter_for(num_steps, sources)
-        return average(*predict_images(self, adapter, images.to(self.device), names))
+        adapter, threshold = self.adapter_for(num_steps, sources), self.tta_threshold
+        return adapt_images(self, adapter, images, names, threshold if names else None)
 
     def adapt_features(
         self,
