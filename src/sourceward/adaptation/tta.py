@@ -74,7 +74,7 @@ def in_doubt(plain: AdaptationResult, threshold: float | None) -> np.ndarray:
 
     Args:
         plain: predictions without copies.
-        threshold: see `validation.cascade`; None asks for the copies of every sample.
+        threshold: see `validation.cascade`; None makes copies of every sample.
     """
     if threshold is None:
         return np.ones(len(plain), dtype=bool)
