@@ -106,7 +106,7 @@ class Model:
 
     @property
     def tta_threshold(self) -> float | None:
-        """Probability from which a prediction without copies is the answer; None makes copies of every sample.
+        """Probability from which a prediction without copies is the answer; None copies every sample.
 
         Leave-one-domain-out validation chooses it for the model's own transforms.
         """
