@@ -51,7 +51,6 @@ def fit_adapter(
             shifted,
             folds=folds,
             tta=transforms,
-            kept_gain=settings.kept_gain,
             log=context.log("heads"),
         )
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from sourceward.report.experiment import experiment_page, finding
+from sourceward.report.experiment import experiment_page
+from sourceward.report.finding import finding
 
 
 def row(mean, *gains):
