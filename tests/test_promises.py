@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sourceward import AdaptationResult, EnergyAdapter, InputError, create_adapter
 from sourceward.adaptation import EnergyAdaptation
 from sourceward.data.feeds import ResidentFeed
-from sourceward.estimator.sources import held_out
+from sourceward.estimator.input import held_out
 from sourceward.functional import energy, latent_bias
 from sourceward.nn import Network, folded
 from sourceward.nn.network import CLASSIFIER_WEIGHT

@@ -14,6 +14,7 @@ from sourceward._util.storage import tensor_hash
 from sourceward.adaptation import STATUS_TEXT
 from sourceward.model import Model, evaluate
 from sourceward.model import model as model_module
+from sourceward.model.predicting import predict_files
 from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_images, tiny_texts
 
 
@@ -80,7 +81,7 @@ def test_images_are_decoded_a_chunk_ahead_and_no_further(model, tmp_path, monkey
     paths = sorted(image_folder(tmp_path / "images").glob("*/*/*.png"))
     model = model.with_tta("hflip")  # one chunk after the other, as on CUDA
     expected = model.adapt(paths)
-    monkeypatch.setattr("sourceward.model.model.rows_per_pass", lambda device: 4)
+    monkeypatch.setattr("sourceward.model.model.rows_per_chunk", lambda device: 4)
     read, done, most = [], 0, 0
     read_images, adapt_images = model_module.read_images, Model.adapt_images
 
@@ -110,13 +111,9 @@ def test_an_image_that_cannot_be_read_is_named(model, tmp_path, tta):
         model.with_tta(tta).adapt(paths)
 
 
-@pytest.mark.parametrize("tta", ["", "hflip+adain"])
-def test_a_prediction_does_not_depend_on_its_batch(model, tta):
-    """But for the last bits of the backbone, which convolves a batch at a time."""
-    images, model = torch.from_numpy(tiny_images().items[:20]), model.with_tta(tta)
-    whole = model.adapt(images, num_steps=0).probabilities
-    alone = np.concatenate([model.adapt(image[None], num_steps=0).probabilities for image in images])
-    np.testing.assert_allclose(alone, whole, atol=1e-5)
+def test_a_prediction_from_features_does_not_depend_on_its_batch(model):
+    """`test_batch.py` does the same for images and texts."""
+    images = torch.from_numpy(tiny_images().items[:20])
     raw = model.network.raw(model.features(images)).numpy()
     alone = np.concatenate([model.predict_proba(row[None]) for row in raw])
     assert np.array_equal(alone, model.predict_proba(raw))
@@ -185,6 +182,33 @@ def test_texts_and_features(data, tmp_path):
 def test_wrong_inputs(model, inputs, message):
     with pytest.raises(InputError, match=message):
         model.predict(inputs)
+
+
+HUGE = {"nan": np.nan, "inf": np.inf, "too large": 3e38, "too large for float32": 1e200}
+
+
+@pytest.mark.parametrize("value", HUGE.values(), ids=HUGE)
+def test_features_without_a_finite_prediction(value, tmp_path):
+    """The estimator, the model and the command refuse the same rows."""
+    model = fit_tiny(tiny_features(), tmp_path / "run")
+    rows = tiny_features().items[:3].astype(np.float64)
+    rows[1, 2] = value
+    for predict in (model.predict, model.predict_proba, model.adapter.predict, model.adapter.predict_proba):
+        with pytest.raises(InputError, match=r"(?i)row 1"):
+            predict(rows)
+    np.save(tmp_path / "x.npy", rows)
+    predicted, failures = predict_files(model, [tmp_path / "x.npy"], tmp_path / "p.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert (predicted, len(failures)) == (2, 1)
+    assert [line["status"] == "unreadable" for line in lines] == [False, True, False]
+
+
+def test_complex_features_are_refused(tmp_path):
+    model = fit_tiny(tiny_features(), tmp_path / "run")
+    rows = tiny_features().items[:3] + 1j
+    for predict in (model.predict, model.adapter.predict):
+        with pytest.raises(InputError, match="real features"):
+            predict(rows)
 
 
 def test_images_for_a_model_of_texts_and_features(tmp_path):

@@ -143,3 +143,62 @@ def test_without_adaptation_there_are_no_copies(model):
     other = model.with_tta("hflip+fourier")
     assert np.array_equal(other.adapt(IMAGES, num_steps=0).probabilities, plain)
     assert evaluate(other, tiny_images(), num_steps=0)["mean"]["gain"] == 0
+
+
+@pytest.fixture
+def cascaded(model):
+    """With a threshold between the confidences of its images, as validation would choose one."""
+    model = model.with_tta("hflip+adain")
+    model.adapter.tta_ = "hflip+adain"
+    model.adapter.tta_threshold_ = float(np.median(model.with_tta("").predict_proba(IMAGES).max(1)))
+    return model
+
+
+def test_confident_samples_keep_their_own_prediction(cascaded):
+    plain, full = cascaded.with_tta(""), cascaded.with_tta("hflip+adain", cascade=False)
+    plain, full, found = (one.adapt(IMAGES) for one in (plain, full, cascaded))
+    stops = plain.probabilities.max(1) >= cascaded.tta_threshold
+    assert 0 < stops.sum() < len(stops)
+    for name in ("probabilities", "per_source", "energy_after", "features"):
+        expected = np.where(
+            stops.reshape(-1, *[1] * (getattr(plain, name).ndim - 1)),
+            *map(lambda result, name=name: getattr(result, name), (plain, full)),
+        )
+        np.testing.assert_allclose(getattr(found, name), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_sample_of_a_cascade_does_not_depend_on_its_batch(cascaded):
+    together = cascaded.predict_proba(IMAGES)
+    alone = np.concatenate([cascaded.predict_proba(IMAGES[i : i + 1]) for i in range(len(IMAGES))])
+    assert np.array_equal(alone, together)
+
+
+def test_a_threshold_belongs_to_its_transforms_and_is_saved(cascaded, tmp_path):
+    assert cascaded.with_tta("hflip").tta_threshold is None
+    cascaded.save(tmp_path / "run")
+    again = sw.load(tmp_path / "run", "cpu")
+    assert again.tta_threshold == cascaded.tta_threshold
+    assert np.array_equal(again.predict_proba(IMAGES), cascaded.predict_proba(IMAGES))
+    below = f"where the prediction has a probability below {cascaded.tta_threshold:.3f}"
+    assert below in (tmp_path / "run/README.md").read_text()
+
+
+def test_an_evaluation_obeys_the_threshold_and_says_how_many_stop(cascaded):
+    result, scores = cascaded.adapt(IMAGES), evaluate(cascaded, tiny_images())
+    assert scores["domains"]["c"]["adapted"] == pytest.approx(
+        (result.probabilities.argmax(1) == TARGET.labels).mean()
+    )
+    plain = cascaded.with_tta("").predict_proba(IMAGES).max(1)
+    assert scores["mean"]["stopped"] == pytest.approx((plain >= cascaded.tta_threshold).mean())
+
+
+def test_an_exported_model_obeys_the_threshold(cascaded):
+    from sourceward.deploy.export_graph import ExportGraph, noise_off
+
+    cascaded = cascaded.with_tta("hflip")
+    cascaded.adapter.tta_ = "hflip"
+    quiet = noise_off(cascaded)
+    assert quiet.tta_threshold is not None
+    with torch.no_grad():
+        found = ExportGraph(quiet)(IMAGES)[0].numpy()
+    np.testing.assert_allclose(found, quiet.predict_proba(IMAGES), atol=1e-4)

@@ -88,6 +88,30 @@ def test_transforms_are_used_where_held_out_sources_gain(helps):
     assert est.tta_ == ("hflip" if helps else "")
     assert est.expected_gain_.tta == est.tta_
     assert (est.expected_gain_.gain > 0.05) == helps
+    assert (est.tta_threshold_ is not None) == helps
+    assert (0 < est.expected_gain_.stopped < 1) == helps
+
+
+def test_the_expected_gain_is_that_of_the_cascade(tmp_path):
+    """Fewer copies, at least the share of the gain that was asked for; all copies where none is saved."""
+    sources = [
+        Source(torch.from_numpy(X[s == SOURCE]).float(), torch.from_numpy(Y[s == SOURCE])) for s in range(3)
+    ]
+
+    def fitted(kept: float) -> EnergyAdapter:
+        est = EnergyAdapter(**AUTO)
+        folds = folds_with_copies(True)
+        return est.fit_sources(sources, "abc", np.arange(3), folds=folds, tta=("hflip",), kept_gain=kept)
+
+    full, most, half = (fitted(kept) for kept in (0.0, 0.95, 0.5))
+    assert full.tta_threshold_ is None
+    assert "needed no copies" not in str(full.expected_gain_)
+    assert half.tta_threshold_ < most.tta_threshold_
+    assert half.expected_gain_.stopped > most.expected_gain_.stopped > 0
+    assert half.expected_gain_.gain < full.expected_gain_.gain
+    assert "needed no copies" in str(most.expected_gain_)
+    most.save(tmp_path / "est")
+    assert EnergyAdapter.load(tmp_path / "est").tta_threshold_ == most.tta_threshold_
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,31 @@ def join(parts: Sequence[AdaptationResult]) -> AdaptationResult:
     return AdaptationResult(**{field.name: concatenated(field.name) for field in fields(AdaptationResult)})
 
 
+def select_rows(result: AdaptationResult, rows: np.ndarray) -> AdaptationResult:
+    """The rows of a result that a mask or a list of numbers names."""
+
+    def selected(name: str) -> Any:
+        value = getattr(result, name)
+        return None if value is None else value[rows]
+
+    return AdaptationResult(**{field.name: selected(field.name) for field in fields(AdaptationResult)})
+
+
+def replace_rows(result: AdaptationResult, rows: np.ndarray, other: AdaptationResult) -> AdaptationResult:
+    """The result with the rows of a mask replaced by those of another result."""
+
+    def replaced(name: str) -> Any:
+        value = getattr(result, name)
+        if value is None:
+            return None
+        value, new = value.copy(), getattr(other, name)
+        value = value.astype(np.result_type(value, new), copy=False)  # a longer status, a wider number
+        value[rows] = new
+        return value
+
+    return AdaptationResult(**{field.name: replaced(field.name) for field in fields(AdaptationResult)})
+
+
 class Adapter(Protocol):
     """Callable on what it reads; the flags say what a deployment must provide."""
 

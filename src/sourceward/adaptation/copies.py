@@ -105,6 +105,11 @@ class CopyEncoder(nn.Module):
             self.register_buffer(name, torch.tensor(values, device=device).view(-1, 1, 1), persistent=False)
         self.shared = False
         self.backbone = backbone
+        self.alone: tuple[nn.Module, CopyEncoder | None] | None = None
+        if device.type == "cpu":
+            mixed = 0 < self.own < len(copies)
+            rest = CopyEncoder(backbone, preprocessing, "adain", statistics, plain=False) if mixed else None
+            self.alone = backbone, rest  # a tuple, so that its modules are not listed twice
         if self.own < len(copies):
             self._apply_statistics(statistics.feature_statistics, preprocessing.size)
         self.eval()
@@ -130,12 +135,21 @@ class CopyEncoder(nn.Module):
     def encode(self, images: Tensor) -> Tensor:
         """Features (copies, n, dim) of any number of images, some at a time; bfloat16 inside on CUDA."""
         device = self.mean.device
+        if device.type == "cpu" and self.alone is not None and self.own:
+            return torch.cat([self._encode_alone(image, *self.alone) for image in images.split(1)], 1)
         step = max(rows_per_pass(device) // len(self.weights), 1)
         parts = []
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             for some in images.to(device).split(step):
                 parts.append(self(some).float().unflatten(0, (len(self.weights), -1)))
         return torch.cat(parts, 1)
+
+    def _encode_alone(self, image: Tensor, backbone: nn.Module, rest: "CopyEncoder | None") -> Tensor:
+        """Features (copies, 1, dim) of an image, a pass for each copy but AdaIN's: the bits of a feature are
+        those of the copy by itself, see `rows_per_pass`."""
+        rows = (self.pixels(image)[: self.own].float() / 255 - self.mean) / self.std
+        found = [backbone(row).float() for row in rows.split(1)]
+        return torch.cat(found if rest is None else [*found, rest(image).float()]).unsqueeze(1)
 
     @torch.no_grad()
     def _apply_statistics(self, statistics: FeatureStatistics | None, size: tuple[int, int]) -> None:

@@ -12,7 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adaptation.base import ADAPTED, ADAPTERS, NOT_ADAPTED, AdaptationResult
+from sourceward.adaptation.base import (
+    ADAPTED,
+    ADAPTERS,
+    NOT_ADAPTED,
+    AdaptationResult,
+    replace_rows,
+    select_rows,
+)
 from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.images import image_preprocessing
@@ -62,17 +69,41 @@ def copy_features(
     return result
 
 
+def in_doubt(plain: AdaptationResult, threshold: float | None) -> np.ndarray:
+    """Which samples need copies, (n,): those whose prediction without copies is less probable than this.
+
+    Args:
+        plain: predictions without copies.
+        threshold: see `validation.cascade`; None makes copies of every sample.
+    """
+    if threshold is None:
+        return np.ones(len(plain), dtype=bool)
+    return plain.probabilities.max(1) < threshold
+
+
+def stop_early(
+    plain: AdaptationResult, averaged: AdaptationResult, threshold: float | None
+) -> AdaptationResult:
+    """The average over the copies where a sample is in doubt, its own prediction where it is not."""
+    doubt = in_doubt(plain, threshold)
+    return averaged if doubt.all() else replace_rows(plain, doubt, select_rows(averaged, doubt))
+
+
 def flat(copies: Mapping[str, Sequence[CopyFeatures]]) -> list[CopyFeatures]:
     """All copies in one list, the samples themselves first."""
     return [copy for part in copies.values() for copy in part]
 
 
 def predict_copies(
-    network: Network, copies: Sequence[CopyFeatures], settings: AdaptSettings
+    network: Network,
+    copies: Sequence[CopyFeatures],
+    settings: AdaptSettings,
+    threshold: float | None = None,
 ) -> AdaptationResult:
-    """Adapt every copy and average."""
+    """Adapt every copy and average, for the samples that are in doubt."""
     adapter = EnergyAdaptation(settings)
-    return average([adapter(network, copy.feature) for copy in copies], [copy.weight for copy in copies])
+    results = [adapter(network, copy.feature) for copy in copies]
+    return stop_early(results[0], average(results, [copy.weight for copy in copies]), threshold)
 
 
 @ADAPTERS.register("tta")

@@ -13,10 +13,17 @@ from rich.table import Table
 
 from sourceward._util.errors import InputError
 from sourceward.cli.options import (
+    Backbone,
+    Device,
+    Freeze,
     Json,
     Option,
     Quiet,
+    Seeds,
+    Settings,
+    Targets,
     Threads,
+    Weights,
     numbers,
     reader_options,
     seed_numbers,
@@ -27,38 +34,44 @@ from sourceward.cli.options import (
 FAILED = 3
 """Exit code when some runs failed and the rest are there."""
 
+BenchData = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[PRESET] DATA...", help="Feature files, or images or texts; a preset may come first."
+    ),
+]
+Out = Annotated[Path, typer.Option(help="Folder for results.json, runs and models.")]
+Adapters = Annotated[
+    str,
+    typer.Option(help="By comma, options after colons: ebtsa,t3a,tent:batch_size=16. `all` for every one."),
+]
+Steps = Annotated[str, typer.Option(help="Numbers of steps of ebtsa, by comma.")]
+Selection = Annotated[str, typer.Option(help="source, last, or oracle (looks at the target).")]
+Engine = Annotated[str, typer.Option(help="local, or ray for a cluster (RAY_ADDRESS).")]
+Jobs = Annotated[int, typer.Option(help="Processes on this machine.")]
+Quick = Annotated[bool, typer.Option("--quick", help="`bench speed` in seconds, to try it.")]
+Only = Annotated[str, typer.Option(help="Of `bench speed`: prediction, training, or sections, by comma.")]
+
 
 def bench(
-    data: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[PRESET] DATA...", help="Feature files, or images or texts; a preset may come first."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for results.json, runs and models.")],
-    targets: Annotated[str, typer.Option(help="Domains to leave out, by comma; all by default.")] = "",
-    seeds: Annotated[str, typer.Option(help="Seeds, by comma.")] = "0",
-    adapters: Annotated[
-        str,
-        typer.Option(
-            help="By comma, options after colons: ebtsa,t3a,tent:batch_size=16. `all` for every one."
-        ),
-    ] = "linear,ebtsa",
-    steps: Annotated[str, typer.Option(help="Numbers of steps of ebtsa, by comma.")] = "0,5,10,20,auto",
-    selection: Annotated[str, typer.Option(help="source, last, or oracle (looks at the target).")] = "source",
-    engine: Annotated[str, typer.Option(help="local, or ray for a cluster (RAY_ADDRESS).")] = "local",
-    jobs: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
-    backbone: Annotated[str | None, typer.Option(help="As in `fit`.")] = None,
-    weights: Annotated[str, typer.Option(help="As in `fit`.")] = "default",
-    freeze: Annotated[bool, typer.Option("--freeze", help="As in `fit`.")] = False,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: key=value.")] = None,
+    data: BenchData,
+    out: Out,
+    targets: Targets = "",
+    seeds: Seeds = "0",
+    adapters: Adapters = "linear,ebtsa",
+    steps: Steps = "0,5,10,20,auto",
+    selection: Selection = "source",
+    engine: Engine = "local",
+    jobs: Jobs = 1,
+    backbone: Backbone = None,
+    weights: Weights = "default",
+    freeze: Freeze = False,
+    settings: Settings = None,
     option: Option = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Device = "auto",
     threads: Threads = None,
-    quick: Annotated[bool, typer.Option("--quick", help="`bench speed` in seconds, to try it.")] = False,
-    only: Annotated[
-        str, typer.Option(help="Of `bench speed`: prediction, training, or sections, by comma.")
-    ] = "",
+    quick: Quick = False,
+    only: Only = "",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -76,29 +89,21 @@ def bench(
         return
     if only:
         raise InputError(f"Expected `--only` after `bench speed`, but got it for {' '.join(data)}.")
-    from sourceward._util.storage import write_whole
     from sourceward.bench.protocol.methods import parse_methods
     from sourceward.bench.protocol.plan import Plan
-    from sourceward.bench.protocol.plan import bench as run
-    from sourceward.bench.protocol.provenance import command
     from sourceward.bench.protocol.training import Training
 
     preset, data = split_preset(data)
-    given = None if weights.lower() == "none" else weights
-    training = Training(training_settings(set_), device, False, backbone, given, freeze, preset)
     plan = Plan(
         tuple(data),
         parse_methods(adapter_names(adapters), step_numbers(steps)),
         tuple(name for name in targets.split(",") if name),
         seed_numbers(seeds),
         selection,
-        training,
+        Training(training_settings(settings), device, False, backbone, weights, freeze, preset),
         tuple(reader_options(option).items()),
     )
-    on_run, start = None if json or quiet else print_run, time.monotonic()
-    results = {"command": command(sys.argv), **run(plan, out, engine=engine, workers=jobs, on_run=on_run)}
-    results["wall_seconds"] = round(time.monotonic() - start, 1)  # of the missing runs
-    write_whole(out / "results.json", jsonlib.dumps(results, indent=1) + "\n")
+    results = _run(plan, out, engine, jobs, None if json or quiet else print_run)
     if json:
         typer.echo(jsonlib.dumps(results))
     elif not quiet:
@@ -106,6 +111,22 @@ def bench(
         typer.echo(f"`sourceward report {out}` makes a page of it.")
     if any(not run.get("unsuitable") for run in results["failed"]):
         raise typer.Exit(FAILED)
+
+
+def _run(plan: Any, out: Path, engine: str, workers: int, on_run: Any) -> dict[str, Any]:
+    """Run a plan and write its results."""
+    from sourceward._util.storage import write_whole
+    from sourceward.bench.protocol.plan import bench
+    from sourceward.bench.protocol.provenance import command
+
+    start = time.monotonic()
+    results = {
+        "command": command(sys.argv),
+        **bench(plan, out, engine=engine, workers=workers, on_run=on_run),
+    }
+    results["wall_seconds"] = round(time.monotonic() - start, 1)  # of the missing runs
+    write_whole(out / "results.json", jsonlib.dumps(results, indent=1) + "\n")
+    return results
 
 
 def show(results: dict[str, Any], console: Console) -> None:

@@ -76,6 +76,9 @@ def render(result: dict[str, Any], console: Console, off: bool = False, tta: str
             "The model was trained on these domains; expect lower accuracy on others.", highlight=False
         )
     console.print(verdict(result["mean"], off, tta), highlight=False)
+    if "stopped" in result["mean"]:
+        share = f"{100 * result['mean']['stopped']:.0f} %"
+        console.print(f"{share} of the samples were confident enough to need no copies.", highlight=False)
 
 
 def verdict(scores: dict[str, Any], off: bool = False, tta: str = "") -> str:

@@ -10,86 +10,87 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sourceward.cli.options import Data, Device, Json, Option, Quiet, Threads, bars, reader_options
-
-FREEZE_HINT = (
-    "With --freeze, heads and energies train on fixed features in about a minute on a CPU. Start with it, "
-    "above all with features of a foundation model."
+from sourceward.cli.options import (
+    FREEZE_HINT,
+    Backbone,
+    Data,
+    Device,
+    Freeze,
+    Json,
+    Option,
+    Preset,
+    Quiet,
+    Settings,
+    Target,
+    Threads,
+    Weights,
+    bars,
+    reader_options,
 )
+
+Out = Annotated[str, typer.Option(help="Folder of the run; an unfinished run in it is resumed.")]
+Config = Annotated[str | None, typer.Option(help="A JSON file of settings.")]
+MaxIter = Annotated[
+    int | None,
+    typer.Option(help="Iterations for heads and energies; --set finetune.max_iter=N for the backbone."),
+]
+BatchSize = Annotated[int | None, typer.Option(help="Samples of each source per iteration.")]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
+AllowMissing = Annotated[
+    bool, typer.Option("--allow-missing", help="Accept classes that are missing from a source.")
+]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write metrics for TensorBoard.")]
+SaveFeatures = Annotated[
+    str | None, typer.Option(help="Also write the features of all domains, target included, to an .npz.")
+]
 
 
 def fit(
     data: Data,
-    out: Annotated[str, typer.Option(help="Folder of the run; an unfinished run in it is resumed.")],
-    target: Annotated[list[str] | None, typer.Option(help="A domain to leave out; may be repeated.")] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="timm:NAME, torchvision:NAME, hf:NAME, or a folder.")
-    ] = None,
-    weights: Annotated[
-        str, typer.Option(help="A file, `default` for the library's weights, `none` for random ones.")
-    ] = "default",
-    freeze: Annotated[
-        bool, typer.Option("--freeze", help=f"Do not train the backbone. {FREEZE_HINT}")
-    ] = False,
-    preset: Annotated[
-        str | None, typer.Option(help="Settings of an experiment: see `sourceward list presets`.")
-    ] = None,
-    config: Annotated[str | None, typer.Option(help="A JSON file of settings.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be repeated.")
-    ] = None,
-    max_iter: Annotated[
-        int | None,
-        typer.Option(help="Iterations for heads and energies; --set finetune.max_iter=N for the backbone."),
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples of each source per iteration.")] = None,
+    out: Out,
+    target: Target = None,
+    backbone: Backbone = None,
+    weights: Weights = "default",
+    freeze: Freeze = False,
+    preset: Preset = None,
+    config: Config = None,
+    settings: Settings = None,
+    max_iter: MaxIter = None,
+    batch_size: BatchSize = None,
     option: Option = None,
     device: Device = "auto",
     threads: Threads = None,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Accept classes that are missing from a source.")
-    ] = False,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write metrics for TensorBoard.")
-    ] = False,
-    save_features: Annotated[
-        str | None, typer.Option(help="Also write the features of all domains, target included, to an .npz.")
-    ] = None,
+    seed: Seed = 0,
+    allow_missing: AllowMissing = False,
+    tensorboard: TensorBoard = False,
+    save_features: SaveFeatures = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train on every domain but --target and write a model folder.
 
-    First the backbone is fine-tuned as a classifier, then heads and energies are trained on its features.
-    --set recipe=joint trains all of them together, as the paper does. To resume a killed run, give the same
-    command again. Model selection uses held-out samples of the source domains and never the target. Start
-    with --freeze.
+    First the backbone is fine-tuned as a classifier, then heads and energies are trained on its features;
+    --set recipe=joint trains all of them together, as the paper does. Model selection uses held-out samples
+    of the source domains and never the target. To resume a killed run, give the same command again.
     """
     from sourceward.data import open_dataset
     from sourceward.fitting import fit as run
-    from sourceward.model.banks import check_bank
-    from sourceward.model.banks import save_features as save_bank
+    from sourceward.model import banks
     from sourceward.model.file import CONFIG
-    from sourceward.training.configuration import parse_assignments, read_config
 
     if save_features is not None:
-        check_bank(save_features)
+        banks.check_bank(save_features)
     finished = (Path(out) / CONFIG).exists()
-    flags = {"max_iter": max_iter, "batch_size": batch_size}
-    changes: dict[str, Any] = read_config(config) if config else {}
-    changes |= parse_assignments(settings or [])
-    changes |= {name: value for name, value in flags.items() if value is not None}
     dataset = open_dataset(data, **reader_options(option))
     model = run(
         dataset,
         out=out,
         target=target or (),
         backbone=backbone,
-        weights=None if weights.lower() == "none" else weights,
+        weights=weights,
         freeze=freeze,
         preset=preset,
-        settings=changes,
+        settings=_changes(config, settings, max_iter=max_iter, batch_size=batch_size),
         device=device,
         seed=seed,
         allow_missing=allow_missing,
@@ -98,12 +99,20 @@ def fit(
     )
     if save_features is not None:
         fraction = model.info["training"]["settings"]["validation_fraction"]
-        save_bank(model, dataset, save_features, fraction=fraction, progress=bars(quiet))
+        banks.save_features(model, dataset, save_features, fraction=fraction, progress=bars(quiet))
     if json:
         typer.echo(jsonlib.dumps({"out": out, "kind": model.kind, **model.info}, indent=2))
     elif not quiet:
         again = [part for text in option or [] for part in ("--option", text)]
         _summary(model.info, out, shlex.join(["sourceward", "evaluate", out, data, *again]), finished)
+
+
+def _changes(config: str | None, settings: list[str] | None, **flags: int | None) -> dict[str, Any]:
+    """Return the settings that were given: a file, then --set, then flags of their own."""
+    from sourceward.training.configuration import parse_assignments, read_config
+
+    changes = (read_config(config) if config else {}) | parse_assignments(settings or [])
+    return changes | {name: value for name, value in flags.items() if value is not None}
 
 
 def _summary(info: dict[str, Any], out: str, following: str, finished: bool) -> None:

@@ -17,8 +17,28 @@ Option = Annotated[
         "--option",
         metavar="NAME=VALUE",
         help="An option of the dataset reader; may be repeated. For a table: domain, label, text, image, id "
-        "or split=COLUMN, delimiter=CHARACTER. For a known dataset: see `sourceward list datasets`.",
+        "or split=COLUMN, delimiter=CHARACTER, root=FOLDER. Known datasets: see `sourceward list datasets`.",
     ),
+]
+Target = Annotated[list[str] | None, typer.Option(help="A domain to leave out; may be repeated.")]
+Targets = Annotated[str, typer.Option(help="Domains to leave out, by comma; all by default.")]
+Seeds = Annotated[str, typer.Option(help="Seeds, by comma.")]
+Backbone = Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME, hf:NAME, or a folder.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="A file, `default` for the library's weights, `none` for random ones.",
+        callback=lambda given: None if given.lower() == "none" else given,
+    ),
+]
+FREEZE_HINT = (
+    "With --freeze, heads and energies train on fixed features in about a minute on a CPU. Start with it, "
+    "above all with features of a foundation model."
+)
+Freeze = Annotated[bool, typer.Option("--freeze", help=f"Do not train the backbone. {FREEZE_HINT}")]
+Preset = Annotated[str | None, typer.Option(help="Settings of an experiment: see `sourceward list presets`.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be repeated.")
 ]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A model folder, written by `fit`.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]

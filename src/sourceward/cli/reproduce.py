@@ -10,7 +10,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sourceward.cli.options import Json, Quiet, seed_numbers, training_settings, wide_console
+from sourceward.cli.options import (
+    Backbone,
+    Device,
+    Freeze,
+    Json,
+    Preset,
+    Quiet,
+    Seeds,
+    Settings,
+    Targets,
+    Weights,
+    seed_numbers,
+    training_settings,
+    wide_console,
+)
 
 
 def reproduce(
@@ -23,21 +37,19 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder for results.json and figures; reproduce/NAME if not given.")
     ] = None,
-    targets: Annotated[str, typer.Option(help="Domains to leave out, by comma; all by default.")] = "",
-    seeds: Annotated[str, typer.Option(help="Seeds, by comma.")] = "0",
+    targets: Targets = "",
+    seeds: Seeds = "0",
     num_steps: Annotated[int, typer.Option(help="Steps of adaptation, where they are not what varies.")] = 20,
-    preset: Annotated[
-        str | None, typer.Option(help="Train as in the paper: see `sourceward list presets`.")
-    ] = None,
+    preset: Preset = None,
     models: Annotated[
         Path | None, typer.Option(help="Folder of trained models, to share them; OUT/models if not given.")
     ] = None,
-    backbone: Annotated[str | None, typer.Option(help="As in `fit`.")] = None,
-    weights: Annotated[str, typer.Option(help="As in `fit`.")] = "default",
-    freeze: Annotated[bool, typer.Option("--freeze", help="As in `fit`.")] = False,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: key=value.")] = None,
+    backbone: Backbone = None,
+    weights: Weights = "default",
+    freeze: Freeze = False,
+    settings: Settings = None,
     small: Annotated[bool, typer.Option("--small", help="Fewer points, for a first look.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Device = "auto",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -52,8 +64,7 @@ def reproduce(
     from sourceward.report.figures import save_figure
 
     EXPERIMENTS[name]  # the error for an unknown one names the nearest
-    given = None if weights.lower() == "none" else weights
-    training = Training(training_settings(set_), device, True, backbone, given, freeze, preset)
+    training = Training(training_settings(settings), device, True, backbone, weights, freeze, preset)
     context = Context(
         (*data, *(more or ())),
         out or Path("reproduce") / name,
@@ -76,7 +87,7 @@ def reproduce(
 
 def show(results: dict[str, Any], console: Console) -> None:
     """Print tables, captions, notes and the finding."""
-    from sourceward.report.finding import finding
+    from sourceward.report.experiment import finding
 
     for table in results["tables"]:
         console.print(printable(table))

@@ -11,14 +11,12 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from sourceward._util.errors import InputError
 from sourceward._util.storage import save_tensors
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation, keep_settings
+from sourceward.estimator import input as given
 from sourceward.estimator.file import describe, read
-from sourceward.estimator.input import check_finite, drawn_seed, shifted_part, validated
 from sourceward.estimator.network import fit_network
-from sourceward.estimator.sources import encode_sources, source_numbers, split_sources
 from sourceward.functional.source_weights import BY_ENERGY
 from sourceward.nn import Network, Projected
 from sourceward.samplers import StepSettings
@@ -34,6 +32,7 @@ from sourceward.settings import (
     check_kl_weight,
 )
 from sourceward.training.loop import Log
+from sourceward.validation.cascade import KEPT_GAIN
 from sourceward.validation.folds import MIN_SOURCES, Fold, Source, feature_folds
 from sourceward.validation.leave_one_domain_out import LENGTHS, validate
 
@@ -148,13 +147,11 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             allow_missing: accept a class that a source has no samples of.
         """
         self._forget()
-        X, y = validated(self, X, y, reset=True)
-        X, y, names, source = encode_sources(X, y, sample_domain)
+        X, y = given.validated(self, X, y, reset=True)
+        X, y, names, source = given.encode_sources(X, y, sample_domain)
         self.classes_, label = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise InputError(f"Expected 2 or more classes in `y`, but got 1 class: {self.classes_.tolist()}.")
-        parts = split_sources(X, label, source, names, self.classes_, allow_missing)
-        return self.fit_sources(parts, names, self.classes_, shifted_part(self, X_shifted, y_shifted))
+        parts = given.split_sources(X, label, source, names, self.classes_, allow_missing)
+        return self.fit_sources(parts, names, self.classes_, given.shifted_part(self, X_shifted, y_shifted))
 
     def fit_sources(
         self,
@@ -165,6 +162,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         *,
         folds: Iterable[Fold] | None = None,
         tta: Sequence[str] = (),
+        kept_gain: float = KEPT_GAIN,
         log: Log | None = None,
     ) -> "EnergyAdapter":
         """`fit` on one tensor per source, with folds and transforms of one's own.
@@ -176,15 +174,17 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             shifted: features and class numbers that belong to no source.
             folds: of leave-one-domain-out validation; of the sources' own features when None.
             tta: sets of transforms for validation to choose from, where the folds have copies.
+            kept_gain: share of the gain of test-time augmentation that its cascade must keep; 0 for none.
             log: where the training is logged.
         """
         self._forget()
         self.check_settings()
         self.start(names, classes, sources[0].feature.shape[1])
         network = fit_network(self, sources, shifted, checkpoint=self.checkpoint, log=log)
-        settings = self._settings(LENGTHS[0] if self.num_steps == AUTO else self.num_steps)
+        auto = self.num_steps == AUTO
+        settings = self._settings(LENGTHS[0] if auto else self.num_steps)
         settings = settings if self.num_steps else settings.off()
-        chooses = self.num_steps == AUTO or self.aggregation == "learned" or bool(tta)
+        chooses = auto or self.aggregation == "learned" or bool(tta)
         folds = feature_folds(sources, names) if folds is None else folds
         held = list(folds) if len(sources) >= MIN_SOURCES and chooses else []
         if held:
@@ -194,20 +194,22 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
                 held,
                 lambda some: fit_network(twin, some, shifted),
                 settings,
-                choose_steps=self.num_steps == AUTO,
+                choose_steps=auto,
                 tta=tta,
+                kept_gain=kept_gain,
             )
             settings, self.tta_ = choice.settings, choice.tta
-            self.expected_gain_ = choice.expected_gain if self.num_steps == AUTO or tta else None
-        elif self.num_steps == AUTO:
+            self.tta_threshold_ = None if choice.cascade is None else choice.cascade.threshold
+            self.expected_gain_ = choice.expected_gain if auto or tta else None
+        elif auto:
             settings = settings.off()
         return self.set_network(network, settings)
 
     def start(self, names: Sequence[Any], classes: np.ndarray, dim: int) -> None:
         """Take names, classes, width of the features and the seed, before any training."""
         self.classes_, self.sources_, self.n_features_in_ = np.asarray(classes), list(names), dim
-        self._seed = drawn_seed(self.random_state, self.checkpoint)
-        self.tta_, self.expected_gain_ = "", None
+        self._seed = given.drawn_seed(self.random_state, self.checkpoint)
+        self.tta_, self.tta_threshold_, self.expected_gain_ = "", None, None
 
     def set_network(self, network: Network, settings: AdaptSettings) -> "EnergyAdapter":
         """Take a trained network and the test-time settings that were chosen for it."""
@@ -223,11 +225,9 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
     def settings_(self) -> AdaptSettings:
         """Test-time settings as they stand now, with what validation chose in place of `auto`."""
         check_is_fitted(self, "network_")
-        if self.num_steps == AUTO:
-            settings = self._settings(self.num_steps_)
-            return settings if self.adapts_ else settings.off()
-        settings = self._settings(self.num_steps)
-        return settings if self.num_steps else settings.off()
+        auto = self.num_steps == AUTO
+        settings = self._settings(self.num_steps_ if auto else self.num_steps)
+        return settings if (self.adapts_ if auto else self.num_steps) else settings.off()
 
     def predict_proba(self, X: Any, sample_domain: Any = None) -> np.ndarray:
         """Probability of each class, (n, classes). `sample_domain` is accepted for SKADA and never used:
@@ -250,7 +250,9 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             trajectory: keep every point of the chain.
         """
         check_is_fitted(self, "network_")
-        return self.adapt_features(self.rescale(validated(self, X)), sources=sources, trajectory=trajectory)
+        return self.adapt_features(
+            self.rescale(given.validated(self, X)), sources=sources, trajectory=trajectory
+        )
 
     def adapt_features(
         self,
@@ -261,9 +263,9 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         trajectory: bool = False,
     ) -> AdaptationResult:
         """`adapt` for rescaled features (n, dim), with other test-time settings where they are given."""
-        numbers = source_numbers(sources, self.sources_)
+        numbers = given.source_numbers(sources, self.sources_)
         adapter = EnergyAdaptation(settings or self.settings_, numbers, trajectory)
-        return check_finite(adapter(self.network_, feature))
+        return given.check_finite(adapter(self.network_, feature))
 
     @torch.no_grad()
     def rescale(self, X: Any) -> Tensor:

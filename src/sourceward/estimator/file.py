@@ -38,6 +38,7 @@ def describe(estimator: "EnergyAdapter") -> dict[str, Any]:
         "adapts": estimator.adapts_,
         "source_weights": estimator.source_weights_,
         "tta": estimator.tta_,
+        "tta_threshold": estimator.tta_threshold_,
         "expected_gain": None if gain is None else gain.to_dict(),
         "dim": estimator.network_.dim,
     }
@@ -86,7 +87,7 @@ def restore(
     network.requires_grad_(False).eval()
     weights = meta["source_weights"]
     estimator.source_weights_ = None if weights is None else tuple(weights)
-    estimator.tta_ = meta["tta"]
+    estimator.tta_, estimator.tta_threshold_ = meta["tta"], meta.get("tta_threshold")
     estimator.expected_gain_ = None if gain is None else ExpectedGain(**gain)
     settings: AdaptSettings = estimator._settings(meta["num_steps"])
     estimator.set_network(network, settings if meta["adapts"] else settings.off())

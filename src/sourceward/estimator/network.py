@@ -13,7 +13,7 @@ from torch import Tensor
 from sourceward._util.devices import choose_device
 from sourceward._util.threads import threads_for
 from sourceward.data.feeds import ResidentFeed
-from sourceward.estimator.sources import fingerprint_of, held_out
+from sourceward.estimator.input import fingerprint_of, held_out
 from sourceward.functional import principal_components, within_and_between_covariance
 from sourceward.nn import Network, Projected
 from sourceward.samplers import StepSettings

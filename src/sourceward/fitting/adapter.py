@@ -51,6 +51,7 @@ def fit_adapter(
             shifted,
             folds=folds,
             tta=transforms,
+            kept_gain=settings.kept_gain,
             log=context.log("heads"),
         )
 

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sourceward.adaptation.base import AdaptationResult
+from sourceward.adaptation.base import AdaptationResult, replace_rows, select_rows
 from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.adaptation.energy import EnergyAdaptation
+from sourceward.adaptation.tta import average, in_doubt, stop_early
 from sourceward.nn import folded
 from sourceward.nn.encoder import ImageEncoder, StaleEncoder
 
@@ -16,6 +17,36 @@ if TYPE_CHECKING:
 
 KEY = "_image_encoders"
 """Where a model keeps its encoders."""
+
+
+ONE_PASS = 1
+"""Images on CUDA whose copies are computed with them at once: a few rows take the time of one."""
+
+
+def adapt_images(
+    model: "Model", adapter: EnergyAdaptation, images: Tensor, names: str, threshold: float | None
+) -> AdaptationResult:
+    """Adapt uint8 images of the model's own size, with copies of those that are in doubt.
+
+    Args:
+        model: of images.
+        adapter: of features.
+        images: (n, 3, height, width).
+        names: transforms, joined by +.
+        threshold: see `Model.tta_threshold`.
+    """
+    images = images.to(model.device)
+    if threshold is None or (images.is_cuda and len(images) <= ONE_PASS):
+        results, weights = predict_images(model, adapter, images, names)
+        return stop_early(results[0], average(results, weights), threshold)
+    (plain,), _ = predict_images(model, adapter, images)
+    doubt = in_doubt(plain, threshold)
+    if not doubt.any():
+        return plain
+    rows = images[torch.from_numpy(doubt).to(images.device)]
+    copies, weights = predict_images(model, adapter, rows, names, plain=False)
+    averaged = average([select_rows(plain, doubt), *copies], (1.0, *weights))
+    return replace_rows(plain, doubt, averaged)
 
 
 def predict_images(

@@ -24,7 +24,7 @@ def model_card(config: dict[str, Any]) -> str:
         "Input": _input(config),
         "Classes": _classes(config["classes"]),
         "Source domains": f"{', '.join(config['sources'])}.",
-        "Adaptation": _adaptation(config["adapt"], config.get("tta", "")),
+        "Adaptation": _adaptation(config["adapt"], config.get("tta", ""), config.get("adapter") or {}),
         "Accuracy on source validation": _accuracy(config.get("metrics") or {}),
         "Expected gain": expected_gain_text(config.get("expected_gain")),
         "How to use": _usage(config["kind"]),
@@ -77,8 +77,8 @@ def _classes(classes: list[str]) -> str:
     return f"{len(classes)}: {shown}."
 
 
-def _adaptation(adapt: dict[str, Any], tta: str) -> str:
-    """Return what happens to a sample at test time: steps and transforms."""
+def _adaptation(adapt: dict[str, Any], tta: str, adapter: dict[str, Any]) -> str:
+    """Return what happens to a sample at test time: steps, transforms, and which samples get copies."""
     sampler, size = adapt.get("sampler", "langevin"), adapt["step"]["step_size"]
     steps = (
         f"{adapt['num_steps']} `{sampler}` steps of size {size:g} for each source"
@@ -86,7 +86,9 @@ def _adaptation(adapt: dict[str, Any], tta: str) -> str:
         else "none"
     )
     copies = f"{and_list(tta.split('+'))} (`predict --tta none` predicts without)" if tta else "none"
-    return f"- Steps: {steps}.\n- Test-time augmentation: {copies}."
+    threshold = adapter.get("tta_threshold") if tta and tta == adapter.get("tta") else None
+    some = "" if threshold is None else f", where the prediction has a probability below {threshold:.3f}"
+    return f"- Steps: {steps}.\n- Test-time augmentation: {copies}{some}."
 
 
 def _accuracy(metrics: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.adaptation import AdaptationResult
-from sourceward.adaptation.tta import CopyFeatures, copy_features, flat, predict_copies
+from sourceward.adaptation.tta import CopyFeatures, copy_features, flat, in_doubt, predict_copies
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import encode, prepare_samples
@@ -61,13 +61,17 @@ def evaluate(
             parts = [copy._replace(feature=copy.feature[there]) for copy in copies]
             before = model.adapt_features(parts[0].feature, num_steps=0)
             settings = model.settings if num_steps is None else model.settings_for(num_steps)
-            after = predict_copies(model.network, parts, settings)
+            after = predict_copies(model.network, parts, settings, model.tta_threshold)
             domains[name], draws[name] = _scores(model, before, after, labels[rows], random)
             domains[name]["trained_on"] = name in model.sources
+            if len(parts) > 1 and model.tta_threshold is not None:
+                plain = predict_copies(model.network, parts[:1], settings)
+                domains[name]["stopped"] = float(1 - in_doubt(plain, model.tta_threshold).mean())
     averaged = [name for name, scores in domains.items() if not scores["trained_on"]] or list(domains)
     mean: dict[str, Any] = {
         key: float(np.mean([domains[name][key] for name in averaged]))
-        for key in ("unadapted", "adapted", "gain")
+        for key in ("unadapted", "adapted", "gain", "stopped")
+        if all(key in domains[name] for name in averaged)
     }
     mean |= _interval(np.mean([draws[name] for name in averaged], axis=0))
     mean["samples"] = sum(domains[name]["samples"] for name in averaged)

@@ -51,7 +51,7 @@ def is_matrix(inputs: Any) -> bool:
     if isinstance(inputs, Tensor):
         return inputs.ndim == 2 and inputs.is_floating_point()
     if isinstance(inputs, np.ndarray):
-        return inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.number)
+        return inputs.ndim == 2 and inputs.dtype.kind in "fiuc"
     return (
         isinstance(inputs, list)
         and bool(inputs)

@@ -23,11 +23,11 @@ from sourceward.adaptation.base import AdaptationResult, join
 from sourceward.adaptation.copies import Statistics, check_transforms
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.images import inner_backbone
-from sourceward.adaptation.tta import average
-from sourceward.data.loading import image_geometry, rows_per_pass
+from sourceward.data.loading import image_geometry, rows_per_chunk, rows_per_pass
 from sourceward.estimator import EnergyAdapter
-from sourceward.estimator.sources import source_numbers
-from sourceward.model.captured import forget_encoders, predict_images
+from sourceward.estimator.input import check_finite, feature_matrix, source_numbers
+from sourceward.model.captured import adapt_images, forget_encoders
+from sourceward.model.encoding import encode_texts
 from sourceward.model.file import CARD, CONFIG, FORMAT_VERSION, WEIGHTS, describe_model, read_folder
 from sourceward.model.items import PLURAL, describe, is_matrix, items_of, read_images
 from sourceward.model.prediction import Prediction, explain
@@ -46,11 +46,13 @@ class Model:
         adapter: fitted; its network holds the backbone.
         tta: transforms of test-time augmentation, joined by +, see `with_tta`.
         info: what else the folder records: data, settings of the training, metrics, versions.
+        cascade: see `with_tta`.
     """
 
     adapter: EnergyAdapter
     tta: str = ""
     info: dict[str, Any] = field(default_factory=dict)
+    cascade: bool = True
 
     @property
     def network(self) -> Network:
@@ -87,18 +89,28 @@ class Model:
         clear_folded(self.network)
         return self
 
-    def with_tta(self, transforms: str) -> "Model":
+    def with_tta(self, transforms: str, cascade: bool = True) -> "Model":
         """The same model with other transforms of test-time augmentation.
 
         Every copy is a row of the backbone's batch; `fourier` and `adain` make one copy per source.
 
         Args:
             transforms: names in `list_transforms()`, joined by +, such as "hflip+adain"; "" for none.
+            cascade: whether samples that are predicted with confidence do without copies, see
+                `tta_threshold`.
         """
         if transforms and self.kind != "image":
             raise InputError(f"Transforms change images, but this model reads {PLURAL[self.kind]}.")
         check_transforms(transforms, Statistics.of(self.network))
-        return replace(self, tta=transforms)
+        return replace(self, tta=transforms, cascade=cascade)
+
+    @property
+    def tta_threshold(self) -> float | None:
+        """Probability from which a prediction without copies is the answer; None copies every sample.
+
+        Leave-one-domain-out validation chooses it for the model's own transforms.
+        """
+        return self.adapter.tta_threshold_ if self.cascade and self.tta == self.adapter.tta_ else None
 
     def predict(self, inputs: Any) -> list[Prediction]:
         """Predict a label for every input, with its details.
@@ -107,11 +119,11 @@ class Model:
             inputs: images (paths, PIL images, uint8 arrays or a uint8 tensor), texts, or a float matrix of
                 features, whichever the model reads; features of its backbone are accepted, too.
         """
-        return self.explain(self.adapt(inputs))
+        return self.explain(check_finite(self.adapt(inputs)))
 
     def predict_proba(self, inputs: Any) -> np.ndarray:
         """Probability of each class, (n, classes)."""
-        return self.adapt(inputs).probabilities
+        return check_finite(self.adapt(inputs)).probabilities
 
     def adapt(
         self,
@@ -121,7 +133,8 @@ class Model:
         sources: Sequence[str] | None = None,
         trajectory: bool = False,
     ) -> AdaptationResult:
-        """Predict, with adapted features, predictions of each source, energies, steps and status.
+        """Predict, with adapted features, predictions of each source, energies, steps and status. Unlike
+        `predict`, it does not refuse a sample without a finite prediction: its status is `nonfinite`.
 
         Args:
             inputs: see `predict`.
@@ -145,8 +158,8 @@ class Model:
     ) -> AdaptationResult:
         """`adapt` for uint8 images (n, 3, height, width) that have the model's own size already."""
         names = self.tta if num_steps != 0 else ""  # no adaptation at all, then
-        adapter = self.adapter_for(num_steps, sources)
-        return average(*predict_images(self, adapter, images.to(self.device), names))
+        adapter, threshold = self.adapter_for(num_steps, sources), self.tta_threshold
+        return adapt_images(self, adapter, images, names, threshold if names else None)
 
     def adapt_features(
         self,
@@ -180,19 +193,20 @@ class Model:
         """Rescaled features (n, dim) of whatever `predict` takes."""
         self.network.eval()
         if is_matrix(inputs):
-            return self._rescaled(np.asarray(inputs, dtype=np.float32))
+            return self.adapter.rescale(feature_matrix(inputs, self.adapter.n_features_in_))
         if self.backbone is None:
             raise InputError(
                 f"Expected a float matrix of features, a row for each sample, but got {describe(inputs)}."
             )
-        items, step = items_of(inputs), rows_per_pass(self.device)
+        items, step = items_of(inputs), rows_per_chunk(self.device)
         parts = [self._encode(items[i : i + step]) for i in range(0, len(items), step)]
         return torch.cat(parts) if parts else torch.zeros(0, self.network.dim, device=self.device)
 
     @torch.no_grad()
     def image_features(self, images: Tensor) -> Tensor:
         """Rescaled features of uint8 images (n, 3, height, width) that have the model's own size already."""
-        return self.network.features(self.preprocessing.normalize(images.to(self.device)))
+        ready = self.preprocessing.normalize(images.to(self.device))
+        return torch.cat([self.network.features(part) for part in ready.split(rows_per_pass(self.device))])
 
     def save(self, folder: str | Path) -> None:
         """Write the folder. `config.json` comes last: a folder that has one is complete."""
@@ -247,20 +261,11 @@ class Model:
         assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
         return self.backbone.preprocessing
 
-    def _rescaled(self, raw: np.ndarray) -> Tensor:
-        wanted = self.adapter.n_features_in_
-        if raw.shape[1] != wanted:
-            raise InputError(
-                f"Expected features of width {wanted}, but got {raw.shape[1]}. "
-                "Use the extractor that the model was trained with."
-            )
-        return self.adapter.rescale(raw)
-
     def _encode(self, items: Any) -> Tensor:
         assert self.backbone is not None
         if self.kind == "image":
             return self.image_features(self._pixels(items))
-        return self.network.features(self.backbone.prepare([*items]))
+        return encode_texts(self.network.features, self.backbone.prepare, [*items])
 
     def _pixels(self, items: Any) -> Tensor:
         """uint8 images of the model's own size, on the host."""
@@ -270,7 +275,7 @@ class Model:
         self, items: Any, num_steps: int | None, sources: Sequence[str] | None
     ) -> AdaptationResult:
         """`adapt` for images, a chunk at a time: the next is decoded while this one is computed."""
-        step = rows_per_pass(self.device)
+        step = rows_per_chunk(self.device)
         chunks = (items[i : i + step] for i in range(0, len(items), step))
         coming = prefetch(lambda chunk: send(self._pixels(chunk), self.device), chunks)
         return join([self.adapt_images(images, num_steps, sources) for images in coming])

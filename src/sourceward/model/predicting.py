@@ -19,6 +19,8 @@ from sourceward.model.prediction_file import atomic_text_file, writer_for
 from sourceward.model.prefetch import prefetch, send
 from sourceward.nn.backbones import ImagePreprocessing
 
+TOO_FAR = "so far from the sources that it has no finite prediction"
+
 CHUNK = 256
 """Samples that are read and predicted at a time."""
 
@@ -58,8 +60,10 @@ def predict_files(
         for chunk, values, readable in _read_chunks(model, samples):
             predictions = iter([] if readable is None else _predict(model, readable))
             for sample, value in zip(chunk, values):
-                write(sample.name, value if isinstance(value, Failure) else next(predictions))
-            failures += [value for value in values if isinstance(value, Failure)]
+                answer = value if isinstance(value, Failure) else next(predictions)
+                answer = Failure(sample.name, TOO_FAR) if answer is None else answer
+                write(sample.name, answer)
+                failures += [answer] if isinstance(answer, Failure) else []
             done += len(chunk)
             advance(done)
         if len(failures) == len(samples):
@@ -124,7 +128,8 @@ def _is_empty(file: StoredFile) -> bool:
     return file.size == 0
 
 
-def _predict(model: Model, values: Any) -> list[Prediction]:
-    if model.kind == "image":
-        return model.explain(model.adapt_images(values))
-    return model.predict(values)
+def _predict(model: Model, values: Any) -> list[Prediction | None]:
+    """A prediction for each value; None where it would not be finite."""
+    result = model.adapt_images(values) if model.kind == "image" else model.adapt(values)
+    finite = np.isfinite(result.probabilities).all(1)
+    return [found if ok else None for found, ok in zip(model.explain(result), finite)]

@@ -10,8 +10,7 @@ from sourceward._util.tables import Table, requirements
 from sourceward.report import bench_sections as parts
 from sourceward.report.context import cost, inapplicable
 from sourceward.report.page import Page, Section
-from sourceward.report.samples import samples
-from sourceward.report.subject import NONE, Subject, choose_subject, in_part
+from sourceward.report.subject import NONE, Subject, choose_subject, in_part, samples
 
 SELECTION = {
     "source": "Settings with several candidates were chosen on validation rows of the sources.",

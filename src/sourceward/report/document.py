@@ -5,7 +5,7 @@ from typing import Any
 
 from sourceward._util.tables import gain_text, mean_text, short_names, target_of
 from sourceward.report.context import cost, inapplicable, shortfalls, uncertainty
-from sourceward.report.finding import finding
+from sourceward.report.experiment import finding
 from sourceward.report.subject import AUTO, NONE
 
 INTRODUCTION = (

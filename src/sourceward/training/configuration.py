@@ -67,6 +67,8 @@ class FitSettings:
         augmentation: of training images.
         tta: transforms of test-time augmentation, joined by +; `none`; or `auto`: chosen by
             leave-one-domain-out validation.
+        kept_gain: a sample that is predicted with confidence gets no copies; the confidence is chosen such
+            that held-out sources keep this share of the gain of `tta=auto`. 0 makes copies of every sample.
         crossfit: leave-one-domain-out validation of a trained backbone fine-tunes it once more without each
             source, for this share of the iterations; 0 does without, and nothing is estimated.
         fourier_copies: with a frozen image backbone, train heads and energies also on a copy of every image
@@ -101,6 +103,7 @@ class FitSettings:
     train: TrainSettings = BY_RECIPE
     augmentation: Augmentation = field(default_factory=Augmentation)
     tta: str = AUTO
+    kept_gain: float = 0.95
     crossfit: float = 0.2
     fourier_copies: bool = True
     shifts: str = "corruptions"
@@ -139,8 +142,9 @@ class FitSettings:
             raise InputError(
                 f"Expected `validation_fraction` to be between 0 and 1, but got {self.validation_fraction}."
             )
-        if not 0 <= self.crossfit <= 1:
-            raise InputError(f"Expected `crossfit` to be from 0 to 1, but got {self.crossfit}.")
+        for name in ("crossfit", "kept_gain"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"Expected `{name}` to be from 0 to 1, but got {getattr(self, name)}.")
         for name in ("evaluate_every", "checkpoint_every", "image_size", "max_length"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"Expected `{name}` to be 1 or more, but got {getattr(self, name)}.")

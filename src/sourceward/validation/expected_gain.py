@@ -23,6 +23,8 @@ class ExpectedGain:
     """Whether adaptation is on."""
     tta: str = ""
     """Transforms of test-time augmentation that were chosen."""
+    stopped: float = 0.0
+    """Share of held-out samples that were predicted with confidence and needed no copies."""
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in self.per_source.items())
@@ -33,8 +35,12 @@ class ExpectedGain:
         )
         return (
             f"{100 * self.gain:+.1f} points (95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}) "
-            f"with {how or 'energy weights'}; held-out sources: {parts}"
+            f"with {how or 'energy weights'}; held-out sources: {parts}{self._stopped()}"
         )
+
+    def _stopped(self) -> str:
+        share = f"{100 * self.stopped:.0f} % of their samples needed no copies"
+        return f"; {share}" if self.stopped else ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

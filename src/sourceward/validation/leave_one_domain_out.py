@@ -16,12 +16,13 @@ from torch import Tensor
 
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation
-from sourceward.adaptation.tta import average
+from sourceward.adaptation.tta import average, stop_early
 from sourceward.functional import AGGREGATIONS, cosine_to_sources, energy_zscore
 from sourceward.functional.metrics import interval, paired_draws
 from sourceward.functional.source_weights import Evidence, evidence, learn_source_weights, score
 from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings
+from sourceward.validation.cascade import KEPT_GAIN, Cascade, choose_cascade
 from sourceward.validation.expected_gain import ExpectedGain
 from sourceward.validation.folds import Fold, Source
 
@@ -45,6 +46,7 @@ class Choice(NamedTuple):
     settings: AdaptSettings
     tta: str
     expected_gain: ExpectedGain
+    cascade: Cascade | None = None
 
 
 @dataclass
@@ -73,17 +75,21 @@ class Trial:
         """Predictions of each source and what can be observed about them, to learn source weights from."""
         return source_evidence(self.network, self.feature, self.fold.label, settings)
 
-    def with_tta(self, settings: AdaptSettings) -> Callable[[str], AdaptationResult]:
-        """From transforms to the average over the sample and its copies; every copy is predicted once."""
+    def with_tta(self, settings: AdaptSettings) -> Callable[..., AdaptationResult]:
+        """From transforms, and the threshold of a cascade, to the average over the sample and its copies.
+
+        Every copy is predicted once.
+        """
         plain, known = self.predict(settings), {}
         adapter, device = EnergyAdaptation(settings), self.network.scale.device
         for name, parts in self.fold.copies.items():
             features = [self.network.features(part.feature.to(device)) for part in parts]
             known[name] = [(adapter(self.network, x), part.weight) for x, part in zip(features, parts)]
 
-        def predict(names: str) -> AdaptationResult:
+        def predict(names: str, threshold: float | None = None) -> AdaptationResult:
             chosen = [pair for name in names.split("+") if name for pair in known[name]]
-            return average([plain, *(result for result, _ in chosen)], [1.0, *(w for _, w in chosen)])
+            averaged = average([plain, *(result for result, _ in chosen)], [1.0, *(w for _, w in chosen)])
+            return stop_early(plain, averaged, threshold)
 
         return predict
 
@@ -95,6 +101,7 @@ def validate(
     *,
     choose_steps: bool = True,
     tta: Sequence[str] = (),
+    kept_gain: float = KEPT_GAIN,
 ) -> Choice:
     """Choose steps and transforms on held-out sources, and estimate the gain of the choice.
 
@@ -104,6 +111,7 @@ def validate(
         settings: of test time.
         choose_steps: choose among `LENGTHS`; otherwise the settings' own number of steps is taken.
         tta: sets of transforms to choose from, each joined by +, in the order of preference.
+        kept_gain: share of the gain of test-time augmentation that its cascade must keep; 0 for no cascade.
     """
     trials = [Trial.of(fold, fit) for fold in folds]
     tried = [replace(settings, num_steps=n) for n in LENGTHS] if choose_steps else [settings]
@@ -115,18 +123,23 @@ def validate(
     if chosen.aggregation == "learned":
         observed = [trial.evidence(chosen) for trial in trials]
         chosen = replace(chosen, source_weights=learn_source_weights(observed))
-    names = ""
+    names, cascade = "", None
     if tta:
         predict = [trial.with_tta(chosen) for trial in trials]
         with_tta = [[t.correct(p(one)) for t, p in zip(trials, predict)] for one in tta]
         found = choose([_gains(right_of, correct) for right_of in with_tta], MIN_TTA_GAIN, largest=True)
         if found is not None:
             names, correct = tta[found], with_tta[found]
+            plain = [p("") for p in predict]
+            sure, before = [p.probabilities.max(1) for p in plain], list(map(Trial.correct, trials, plain))
+            cascade = choose_cascade(sure, before, correct, kept_gain) if kept_gain else None
+            threshold = None if cascade is None else cascade.threshold
+            correct = [t.correct(p(names, threshold)) for t, p in zip(trials, predict)]
     adapts = best is not None or bool(names)
     shown = correct if adapts else right[0]
-    return Choice(
-        chosen, names, estimate([t.fold.held_out for t in trials], shown, off, chosen, names, adapts)
-    )
+    gain = estimate([t.fold.held_out for t in trials], shown, off, chosen, names, adapts)
+    stopped = 0.0 if cascade is None else cascade.stopped
+    return Choice(chosen, names, replace(gain, stopped=stopped), cascade)
 
 
 def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.ndarray]:

@@ -15,8 +15,8 @@ from sourceward.bench.protocol.training import Training
 from sourceward.bench.published import published, targets_of
 from sourceward.data import open_dataset
 from sourceward.estimator import EnergyAdapter
+from sourceward.report.experiment import finding
 from sourceward.report.figures import save_figure
-from sourceward.report.finding import finding
 from tests.helpers import make_domains
 from tests.tiny_runs import TINY, image_folder, tiny_texts
 

@@ -4,7 +4,7 @@ from PIL import Image
 
 from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
-from sourceward.data.known.rotated import rotate_arrays
+from sourceward.data.known.mnist import rotate_arrays
 
 
 @pytest.fixture(scope="module")

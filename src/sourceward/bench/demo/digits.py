@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sourceward.data.known.rotated import rotate_arrays as rotate
+from sourceward.data.known.mnist import rotate_arrays as rotate
 
 PAD = 4
 """An 8x8 square rotated by 45 degrees is 11.3 pixels wide: padded to 16 first, no corner is cut."""

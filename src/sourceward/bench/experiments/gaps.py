@@ -12,7 +12,7 @@ from sourceward.bench.experiments.base import (
     wanted_targets,
 )
 from sourceward.bench.experiments.scores import Scores
-from sourceward.data.known.rotated import SETTINGS, TARGETS
+from sourceward.data.known.mnist import SETTINGS, TARGETS
 
 HELD_OUT = [f"{angle:g}" for angle in TARGETS]
 """Never trained on, whichever of them are targets."""

@@ -2,10 +2,9 @@
 
 from sourceward.data.known import (  # noqa: F401 (they register)
     corrupted,
-    corrupted_idx,
     image_folders,
+    mnist,
     pheme,
-    rotated,
 )
 from sourceward.data.known.entry import DATASETS, KnownDataset, list_datasets
 

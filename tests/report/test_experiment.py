@@ -2,8 +2,7 @@
 
 import pytest
 
-from sourceward.report.experiment import experiment_page
-from sourceward.report.finding import finding
+from sourceward.report.experiment import experiment_page, finding
 
 
 def row(mean, *gains):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sourceward import InputError
-from sourceward.estimator.sources import encode_sources, split_sources
+from sourceward.estimator.input import encode_sources, split_sources
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 Y = np.array([0, 1, 0, 1, 0, 1])
