@@ -72,7 +72,6 @@ WORDS = (
     ),
     OldWord(r"\bleaps?\b", "distilled one-step sampler"),
     OldWord(r"\bsurpris(e|es|ed|ing)\b", "energy z-score"),
-    OldWord(r"\btrust(s|ed)?\b", "aggregation weight, source weight"),
     OldWord(
         r"\bdiscriminants?\b", "LDA head", r"\blinear discriminant analysis\b|LinearDiscriminantAnalysis"
     ),

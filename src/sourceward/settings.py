@@ -230,6 +230,7 @@ class AdaptSettings:
         seed: of the draws and the noise; each sample has its own stream.
         source_weights: what each piece of evidence adds to a source's weight, for aggregation `learned`: see
             `functional.source_weights`.
+        temperature: of `AdaptationResult.trust`; the probabilities are not changed.
     """
 
     num_steps: int = 5
@@ -239,6 +240,7 @@ class AdaptSettings:
     num_draws: int = 0
     seed: int = 0
     source_weights: tuple[float, ...] | None = None
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         _whole(self, 0, "num_steps", "num_draws")

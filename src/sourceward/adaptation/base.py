@@ -6,7 +6,7 @@ with the call and ends with it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward._util.registry import Registry
+from sourceward.functional import trust
 from sourceward.nn import Network
 
 ADAPTED = "adapted"
@@ -61,6 +62,21 @@ class AdaptationResult:
     """(n,) of the names in `STATUS_TEXT`."""
     trajectory: np.ndarray | None = None
     """(n, num_steps + 1, sources, dim), when recorded."""
+    agreement: np.ndarray = None  # type: ignore[assignment]
+    """(n,): share of the predictions of copies and sources that are the predicted label."""
+    trust: np.ndarray = None  # type: ignore[assignment]
+    """(n,): estimated probability that the label is right: its probability at the model's temperature."""
+
+    def __post_init__(self) -> None:
+        if self.agreement is None:
+            own = trust.agreement(self.per_source, self.probabilities.argmax(1))
+            object.__setattr__(self, "agreement", own)
+        if self.trust is None:
+            object.__setattr__(self, "trust", self.probabilities.max(1))
+
+    def with_trust(self, temperature: float) -> "AdaptationResult":
+        """The same result with trust at another temperature; 1 is the probability of the label."""
+        return replace(self, trust=trust.trust(self.probabilities, temperature))
 
     def __len__(self) -> int:
         return len(self.probabilities)

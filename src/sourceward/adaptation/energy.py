@@ -84,7 +84,7 @@ class EnergyAdaptation:
         size = BLOCK if encoder is None else INPUTS if _copies(encoder) == 1 else INPUTS // 2
         starts = range(0, max(len(inputs), 1), size)
         blocks = [self._block(network, inputs[i : i + size], encoder) for i in starts]
-        return [join(parts) for parts in zip(*blocks)]
+        return [join(parts).with_trust(self._settings.temperature) for parts in zip(*blocks)]
 
     @property
     def _settings(self) -> AdaptSettings:

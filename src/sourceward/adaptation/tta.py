@@ -24,6 +24,7 @@ from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.images import image_preprocessing
 from sourceward.data.transforms import as_bytes, parse_transforms
+from sourceward.functional.trust import agreement
 from sourceward.nn import Network
 from sourceward.nn.backbones.preprocessing import denormalize
 from sourceward.settings import AdaptSettings
@@ -37,7 +38,10 @@ class CopyFeatures(NamedTuple):
 
 
 def average(results: Sequence[AdaptationResult], weights: Sequence[float]) -> AdaptationResult:
-    """Average the probabilities over copies; energies and features are those of the sample itself."""
+    """Average the probabilities over copies; energies and features are those of the sample itself.
+
+    The agreement counts the predictions of every source about every copy.
+    """
     if len(results) == 1:
         return results[0]
     share = np.asarray(weights) / np.sum(weights)
@@ -46,8 +50,11 @@ def average(results: Sequence[AdaptationResult], weights: Sequence[float]) -> Ad
         return sum(w * getattr(result, name) for w, result in zip(share, results))
 
     averaged = {name: mean(name).astype(np.float32) for name in ("probabilities", "per_source")}
-    status = results[0].status
-    return replace(results[0], status=np.where(status == NOT_ADAPTED, ADAPTED, status), **averaged)
+    label, status = averaged["probabilities"].argmax(1), results[0].status
+    agreed = sum(w * agreement(result.per_source, label) for w, result in zip(share, results))
+    status = np.where(status == NOT_ADAPTED, ADAPTED, status)
+    trusted = averaged["probabilities"].max(1)
+    return replace(results[0], status=status, agreement=agreed, trust=trusted, **averaged)
 
 
 def copy_features(
@@ -103,7 +110,8 @@ def predict_copies(
     """Adapt every copy and average, for the samples that are in doubt."""
     adapter = EnergyAdaptation(settings)
     results = [adapter(network, copy.feature) for copy in copies]
-    return stop_early(results[0], average(results, [copy.weight for copy in copies]), threshold)
+    found = stop_early(results[0], average(results, [copy.weight for copy in copies]), threshold)
+    return found.with_trust(settings.temperature)
 
 
 @ADAPTERS.register("tta")

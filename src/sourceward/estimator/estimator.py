@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from sourceward._util.storage import save_tensors
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation, keep_settings
 from sourceward.estimator import input as given
+from sourceward.estimator.choosing import choose_adaptation
 from sourceward.estimator.file import describe, read
 from sourceward.estimator.network import fit_network
 from sourceward.functional.source_weights import BY_ENERGY
@@ -34,7 +35,7 @@ from sourceward.settings import (
 from sourceward.training.loop import Log
 from sourceward.validation.cascade import KEPT_GAIN
 from sourceward.validation.folds import MIN_SOURCES, Fold, Source, feature_folds
-from sourceward.validation.leave_one_domain_out import LENGTHS, validate
+from sourceward.validation.leave_one_domain_out import LENGTHS
 
 
 class EnergyAdapter(ClassifierMixin, BaseEstimator):
@@ -188,18 +189,8 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         folds = feature_folds(sources, names) if folds is None else folds
         held = list(folds) if len(sources) >= MIN_SOURCES and chooses else []
         if held:
-            twin = clone(self).set_params(verbose=False, checkpoint=None)
-            twin.classes_, twin._seed = self.classes_, self._seed
-            choice = validate(
-                held,
-                lambda some: fit_network(twin, some, shifted),
-                settings,
-                choose_steps=auto,
-                tta=tta,
-                kept_gain=kept_gain,
-            )
-            settings, self.tta_ = choice.settings, choice.tta
-            self.tta_threshold_ = None if choice.cascade is None else choice.cascade.threshold
+            choice = choose_adaptation(self, held, settings, shifted, tta, kept_gain)
+            settings, self.tta_, self.tta_threshold_, self.trust_ = choice[:4]
             self.expected_gain_ = choice.expected_gain if auto or tta else None
         elif auto:
             settings = settings.off()
@@ -209,7 +200,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         """Take names, classes, width of the features and the seed, before any training."""
         self.classes_, self.sources_, self.n_features_in_ = np.asarray(classes), list(names), dim
         self._seed = given.drawn_seed(self.random_state, self.checkpoint)
-        self.tta_, self.tta_threshold_, self.expected_gain_ = "", None, None
+        self.tta_, self.tta_threshold_, self.expected_gain_, self.trust_ = "", None, None, None
 
     def set_network(self, network: Network, settings: AdaptSettings) -> "EnergyAdapter":
         """Take a trained network and the test-time settings that were chosen for it."""
@@ -301,8 +292,10 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             self.num_draws,
             getattr(self, "_seed", 0),
             getattr(self, "source_weights_", None),
+            getattr(getattr(self, "trust_", None), "temperature", 1.0),
         )
 
     def _forget(self) -> None:
         """Leave nothing half fitted when a fit fails."""
-        self.__dict__.pop("network_", None), self.__dict__.pop("source_weights_", None)
+        for name in ("network_", "source_weights_", "trust_"):
+            self.__dict__.pop(name, None)

@@ -13,6 +13,7 @@ from sourceward._util.storage import load_tensors
 from sourceward.nn import Network, Projected
 from sourceward.settings import AdaptSettings, TrainSettings
 from sourceward.validation.expected_gain import ExpectedGain
+from sourceward.validation.trust import Trust
 
 if TYPE_CHECKING:
     from sourceward.estimator.estimator import EnergyAdapter
@@ -40,6 +41,7 @@ def describe(estimator: "EnergyAdapter") -> dict[str, Any]:
         "tta": estimator.tta_,
         "tta_threshold": estimator.tta_threshold_,
         "expected_gain": None if gain is None else gain.to_dict(),
+        "trust": None if estimator.trust_ is None else estimator.trust_.to_dict(),
         "dim": estimator.network_.dim,
     }
 
@@ -89,6 +91,8 @@ def restore(
     estimator.source_weights_ = None if weights is None else tuple(weights)
     estimator.tta_, estimator.tta_threshold_ = meta["tta"], meta.get("tta_threshold")
     estimator.expected_gain_ = None if gain is None else ExpectedGain(**gain)
+    trust = meta.get("trust")
+    estimator.trust_ = None if trust is None else Trust.from_dict(trust)
     settings: AdaptSettings = estimator._settings(meta["num_steps"])
     estimator.set_network(network, settings if meta["adapts"] else settings.off())
     estimator.n_iter_ = meta["n_iter"]

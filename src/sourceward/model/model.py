@@ -159,7 +159,8 @@ class Model:
         """`adapt` for uint8 images (n, 3, height, width) that have the model's own size already."""
         names = self.tta if num_steps != 0 else ""  # no adaptation at all, then
         adapter, threshold = self.adapter_for(num_steps, sources), self.tta_threshold
-        return adapt_images(self, adapter, images, names, threshold if names else None)
+        found = adapt_images(self, adapter, images, names, threshold if names else None)
+        return found.with_trust(self.settings.temperature)
 
     def adapt_features(
         self,

@@ -20,6 +20,10 @@ class Prediction:
     energy_after: dict[str, float]
     status: str
     """A name in `adaptation.STATUS_TEXT`."""
+    agreement: float
+    """Share of the predictions of copies and sources that are the label."""
+    trust: float
+    """Estimated probability that the label is right."""
 
 
 def explain(result: AdaptationResult, classes: Sequence[str], sources: Sequence[str]) -> list[Prediction]:
@@ -37,6 +41,8 @@ def explain(result: AdaptationResult, classes: Sequence[str], sources: Sequence[
             named(result.energy_before[row]),
             named(result.energy_after[row]),
             str(result.status[row]),
+            float(result.agreement[row]),
+            float(result.trust[row]),
         )
         for row in range(len(result))
     ]

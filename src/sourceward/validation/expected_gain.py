@@ -12,7 +12,7 @@ class ExpectedGain:
     """Mean over the held-out sources."""
     low: float
     high: float
-    """95 % interval, over held-out sources and their samples."""
+    """90 % interval of the gain on one new domain, from how the gains on the held-out sources differ."""
     per_source: dict[str, float]
     """Gain on each source when it was held out."""
     unadapted: float
@@ -29,12 +29,13 @@ class ExpectedGain:
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in self.per_source.items())
         if not self.adapts:
-            return f"adaptation is off: it did not help on held-out sources ({parts})"
+            return f"adaptation is off: no safe gain on held-out sources ({parts})"
         how = " and ".join(
             part for part in (f"{self.num_steps} steps" * bool(self.num_steps), self.tta) if part
         )
         return (
-            f"{100 * self.gain:+.1f} points (95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}) "
+            f"{100 * self.gain:+.1f} points (90 % interval for a new domain: {100 * self.low:+.1f} to "
+            f"{100 * self.high:+.1f}) "
             f"with {how or 'energy weights'}; held-out sources: {parts}{self._stopped()}"
         )
 

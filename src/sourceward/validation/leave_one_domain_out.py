@@ -18,26 +18,20 @@ from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.tta import average, stop_early
 from sourceward.functional import AGGREGATIONS, cosine_to_sources, energy_zscore
-from sourceward.functional.metrics import interval, paired_draws
 from sourceward.functional.source_weights import Evidence, evidence, learn_source_weights, score
 from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings
-from sourceward.validation.cascade import KEPT_GAIN, Cascade, choose_cascade
+from sourceward.validation.cascade import KEPT_GAIN, choose_cascade
+from sourceward.validation.domains import domain_interval, is_safe, standard_errors
 from sourceward.validation.expected_gain import ExpectedGain
 from sourceward.validation.folds import Fold, Source
+from sourceward.validation.trust import Judged, Trust, fit_trust
 
 LENGTHS = (AdaptSettings.num_steps, 2, 0)
 """Numbers of steps to try, the default first; with 0 steps the energies still weight the sources."""
 
-CAP = 0.02
-"""For the choice, a held-out source's gain counts up to this much and its loss in full: one easy domain must
-not outweigh a loss on another."""
-
-MIN_GAIN = 0.0025
-"""Least gain for which steps are taken."""
-
 MIN_TTA_GAIN = 0.005
-"""Least gain for which test-time augmentation is used: every copy costs a pass of the backbone."""
+"""Least mean gain for which test-time augmentation is used: every copy costs a pass of the backbone."""
 
 
 class Choice(NamedTuple):
@@ -45,8 +39,9 @@ class Choice(NamedTuple):
 
     settings: AdaptSettings
     tta: str
+    tta_threshold: float | None
+    trust: Trust | None
     expected_gain: ExpectedGain
-    cascade: Cascade | None = None
 
 
 @dataclass
@@ -117,17 +112,17 @@ def validate(
     tried = [replace(settings, num_steps=n) for n in LENGTHS] if choose_steps else [settings]
     off = [trial.correct(trial.predict(settings.off())) for trial in trials]
     right = [_all_correct(trials, one) for one in tried]
-    best = choose([_gains(right_of, off) for right_of in right]) if choose_steps else 0
+    best = choose([_changes(right_of, off) for right_of in right]) if choose_steps else 0
     chosen = settings.off() if best is None else tried[best]
     correct = off if best is None else right[best]
     if chosen.aggregation == "learned":
         observed = [trial.evidence(chosen) for trial in trials]
         chosen = replace(chosen, source_weights=learn_source_weights(observed))
-    names, cascade = "", None
+    names, cascade, threshold = "", None, None
+    predict = [trial.with_tta(chosen) for trial in trials]
     if tta:
-        predict = [trial.with_tta(chosen) for trial in trials]
         with_tta = [[t.correct(p(one)) for t, p in zip(trials, predict)] for one in tta]
-        found = choose([_gains(right_of, correct) for right_of in with_tta], MIN_TTA_GAIN, largest=True)
+        found = choose([_changes(right_of, correct) for right_of in with_tta], MIN_TTA_GAIN, largest=True)
         if found is not None:
             names, correct = tta[found], with_tta[found]
             plain = [p("") for p in predict]
@@ -137,9 +132,10 @@ def validate(
             correct = [t.correct(p(names, threshold)) for t, p in zip(trials, predict)]
     adapts = best is not None or bool(names)
     shown = correct if adapts else right[0]
-    gain = estimate([t.fold.held_out for t in trials], shown, off, chosen, names, adapts)
-    stopped = 0.0 if cascade is None else cascade.stopped
-    return Choice(chosen, names, replace(gain, stopped=stopped), cascade)
+    gain = estimate([t.fold.held_out for t in trials], _changes(shown, off), off, chosen, names, adapts)
+    gain = replace(gain, stopped=0.0 if cascade is None else cascade.stopped)
+    trust = fit_trust([Judged(p(names, threshold).probabilities, t.label) for t, p in zip(trials, predict)])
+    return Choice(chosen, names, threshold, trust, gain)
 
 
 def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.ndarray]:
@@ -157,49 +153,49 @@ def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.nd
     return found
 
 
-def _gains(right: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> np.ndarray:
-    """Gain of accuracy on each held-out source."""
-    return np.array([after.mean() - first.mean() for after, first in zip(right, before)])
+def _changes(right: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Change of each sample of each held-out source: 1 corrected, -1 made wrong, 0 neither."""
+    return [after - first for after, first in zip(right, before)]
 
 
-def choose(gains: Sequence[np.ndarray], least: float = MIN_GAIN, largest: bool = False) -> int | None:
-    """The first candidate that held-out sources gain by, on average and at the median; None without one.
+def choose(changes: Sequence[Sequence[np.ndarray]], least: float = 0.0, largest: bool = False) -> int | None:
+    """The first candidate that is safe for domains like the held-out sources; None without one.
 
     Args:
-        gains: of each candidate, on each held-out source.
-        least: gain that a candidate must exceed.
-        largest: take the one with the largest gain, rather than the first that exceeds `least`.
+        changes: of each candidate, on each held-out source, by sample.
+        least: mean gain that a candidate must exceed.
+        largest: take the one with the largest mean gain, rather than the first.
 
-    >>> choose([np.array([0.01, -0.02, 0.0]), np.array([0.01, 0.01, 0.005])])
+    >>> some, more = np.repeat([1, 0], [1, 99]), np.repeat([1, 0], [2, 98])
+    >>> choose([[some, -more, some], [some, some, more]])
     1
     """
-    capped = [np.minimum(gain, CAP) for gain in gains]
-    worth = [min(gain.mean(), np.median(gain)) for gain in capped]
-    good = [place for place, value in enumerate(worth) if value > least]
+    gains = [np.array([change.mean() for change in by_source]) for by_source in changes]
+    good = [
+        place
+        for place, (gain, by_source) in enumerate(zip(gains, changes))
+        if gain.mean() > least and is_safe(gain, standard_errors(list(by_source)))
+    ]
     if not good:
         return None
-    return max(good, key=lambda place: (worth[place], gains[place].mean())) if largest else good[0]
+    return max(good, key=lambda place: gains[place].mean()) if largest else good[0]
 
 
 def estimate(
     names: Sequence[str],
-    right: Sequence[np.ndarray],
+    changes: Sequence[np.ndarray],
     before: Sequence[np.ndarray],
     settings: AdaptSettings,
     tta: str,
     adapts: bool,
 ) -> ExpectedGain:
     """The expected gain. Where adaptation is off it is 0, and `per_source` says what adaptation would do."""
-    gains = _gains(right, before)
-    random = np.random.default_rng(0)
-    changes = [after - first for after, first in zip(right, before)]
-    draws = np.array([paired_draws(change, random) for change in changes])  # (sources, resamples)
-    picked = random.integers(len(names), size=draws.shape)  # held-out sources are resampled, too
-    low, high = interval(np.take_along_axis(draws, picked, 0).mean(0)) if adapts else (0.0, 0.0)
+    gains = np.array([change.mean() for change in changes])
+    low, high = domain_interval(gains, new=True) if adapts else (0.0, 0.0)
     return ExpectedGain(
         gain=float(gains.mean()) if adapts else 0.0,
-        low=float(low),
-        high=float(high),
+        low=low,
+        high=high,
         per_source=dict(zip(names, map(float, gains))),
         unadapted=float(np.mean([first.mean() for first in before])),
         num_steps=settings.num_steps,

@@ -1,0 +1,53 @@
+"""The interval over domains: how it depends on their number and on how their gains differ."""
+
+import numpy as np
+import pytest
+
+from sourceward.validation.domains import domain_interval, is_safe, standard_errors
+
+
+def test_the_interval_is_centred_on_the_mean_gain():
+    low, high = domain_interval(np.array([0.01, 0.02, 0.03]))
+    assert (low + high) / 2 == pytest.approx(0.02)
+
+
+def test_more_domains_that_differ_as_much_narrow_the_interval():
+    few, many = np.array([0.01, 0.02, 0.03]), np.array([0.01, 0.02, 0.03] * 4)
+    assert np.ptp(domain_interval(many)) < np.ptp(domain_interval(few))
+
+
+def test_domains_that_differ_more_widen_it():
+    assert np.ptp(domain_interval(np.array([0.0, 0.02, 0.04]))) > np.ptp(
+        domain_interval(np.array([0.01, 0.02, 0.03]))
+    )
+
+
+def test_equal_gains_still_leave_the_prior():
+    assert np.ptp(domain_interval(np.full(3, 0.02))) > 0
+
+
+def test_the_gain_on_one_more_domain_is_less_certain_than_the_mean():
+    gains = np.array([0.01, 0.02, 0.03])
+    assert np.ptp(domain_interval(gains, new=True)) > np.ptp(domain_interval(gains))
+
+
+def test_the_interval_covers_the_gain_on_a_new_domain_as_often_as_it_says():
+    rng, inside = np.random.default_rng(0), 0
+    for _ in range(2000):
+        spread = 0.006 * np.sqrt(1.5 / rng.chisquare(1.5))  # the prior
+        *gains, new = rng.normal(0.01, spread, 4)
+        low, high = domain_interval(np.array(gains), new=True)
+        inside += low <= new <= high
+    assert inside / 2000 == pytest.approx(0.9, abs=4 * np.sqrt(0.9 * 0.1 / 2000))
+
+
+def test_a_loss_counts_beyond_its_noise():
+    gains = np.array([0.03, 0.03, 0.03, -0.004])
+    assert is_safe(gains, np.full(4, 0.003))
+    assert not is_safe(gains, np.full(4, 0.002))
+
+
+def test_standard_errors_fall_with_the_number_of_samples():
+    change = np.tile([1.0, 0.0, 0.0, -1.0], 25)
+    one, four = standard_errors([change, np.tile(change, 4)])
+    assert one / four == pytest.approx(2, rel=0.02)
