@@ -268,10 +268,16 @@ class AdaptSettings:
         return replace(self, aggregation="energy") if self.aggregation == "learned" else self
 
 
+MOST = {"num_steps": 100_000, "num_draws": 10_000}
+"""Largest numbers that are no slip of the pen."""
+
+
 def _whole(settings: Any, least: int, *names: str, of: str = "") -> None:
     """Refuse what is no whole number of at least `least`."""
     for name in names:
         value = getattr(settings, name)
+        if isinstance(value, Integral) and int(value) > (most := MOST.get(name, 2**31 - 1)):
+            raise InputError(f"Expected {of}`{name}` to be at most {most:,}, but got {value!r}.")
         if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             hint = ""
             if name == "num_steps" and not least:

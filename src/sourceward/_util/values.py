@@ -8,14 +8,15 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from sourceward._util.errors import InputError, unknown_name
+from sourceward._util.schema import read_json
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """Read settings from a JSON file."""
     try:
-        values = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise InputError(f"'{path}' cannot be read: {error.strerror}.") from None
+        values = read_json(path)
+    except InputError:
+        raise
     except ValueError as error:
         raise InputError(f"Expected JSON in '{path}', but {error}.") from None
     if not isinstance(values, dict):
@@ -41,7 +42,7 @@ def parse_assignments(texts: list[str], flag: str = "--set") -> dict[str, Any]:
 def _literal(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None if text.lower() == "none" else text
 
 

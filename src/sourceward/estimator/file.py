@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError
+from sourceward._util.schema import Optional, Whole, check, short
 from sourceward._util.storage import load_tensors
 from sourceward.nn import Network, Projected
 from sourceward.settings import AdaptSettings, TrainSettings
@@ -52,35 +53,64 @@ def read(kind: type["EnergyAdapter"], path: str | Path) -> "EnergyAdapter":
     if meta.get("kind") != "EnergyAdapter":
         raise InputError(f"Expected an EnergyAdapter in '{path}', but it holds something else.")
     try:
-        return restore(kind(**meta["params"]), tensors, meta)
-    except (KeyError, TypeError, RuntimeError):
+        return restore(kind, tensors, meta)
+    except Exception as error:  # of whatever the values lead to
         raise InputError(
-            f"'{path}' was written by sourceward {meta.get('version')}, which this version cannot read. "
-            "Use that version, or fit again."
+            f"'{path}' was written by sourceward {meta.get('version')}, which this version cannot read "
+            f"({short(error)}). Use that version, or fit again."
         ) from None
 
 
+SCHEMA = {
+    "params": dict,
+    "classes": list,
+    "classes_dtype": str,
+    "sources": list,
+    "n_features_in": Whole(1),
+    "feature_names_in": Optional([str]),
+    "n_iter": Whole(),
+    "seed": Whole(),
+    "num_steps": Whole(),
+    "adapts": bool,
+    "source_weights": Optional([float]),
+    "tta": str,
+    "expected_gain": Optional(dict),
+    "dim": Whole(1),
+}
+"""Of what `describe` returns."""
+
+
 def restore(
-    estimator: "EnergyAdapter",
+    kind: type["EnergyAdapter"],
     tensors: dict[str, Tensor],
     meta: dict[str, Any],
     backbone: torch.nn.Module | None = None,
 ) -> "EnergyAdapter":
-    """Give an unfitted estimator with the same settings what `describe` wrote, and its tensors.
+    """An estimator of what `describe` wrote, and its tensors. Wrong values may raise any exception.
 
     Args:
-        estimator: unfitted.
+        kind: `EnergyAdapter`.
         tensors: of the network.
         meta: from `describe`.
         backbone: of a model folder, without its weights.
     """
+    check(meta, SCHEMA, "adapter")
+    estimator = kind(**{**meta["params"], "checkpoint": None})  # a file names no other
+    estimator.check_settings()
     estimator.classes_ = np.array(meta["classes"], dtype=np.dtype(meta["classes_dtype"]))
     estimator.sources_ = list(meta["sources"])
     estimator.n_features_in_ = meta["n_features_in"]
     if meta["feature_names_in"] is not None:
         estimator.feature_names_in_ = np.array(meta["feature_names_in"], dtype=object)
     estimator._seed, gain = meta["seed"], meta["expected_gain"]
-    network = Network(len(estimator.sources_), len(estimator.classes_), meta["dim"], estimator.head)
+    shape = len(estimator.sources_), len(estimator.classes_), meta["dim"], estimator.head
+    with torch.device("meta"):
+        elements = sum(tensor.numel() for tensor in Network(*shape).state_dict().values())
+    if meta["dim"] != meta["n_features_in"]:
+        elements += meta["dim"] * meta["n_features_in"]
+    if elements > sum(tensor.numel() for tensor in tensors.values()):
+        raise ValueError("its tensors are too small for its settings")  # before memory is allocated
+    network = Network(*shape)
     if meta["dim"] != meta["n_features_in"]:
         backbone = Projected(backbone, torch.zeros(meta["n_features_in"], meta["dim"]))
     network.backbone = backbone

@@ -1,6 +1,8 @@
 """The files of a model folder, and how they become a model again."""
 
+import hashlib
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,19 +10,39 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sourceward._util.errors import InputError
-from sourceward._util.storage import load_tensors
+from sourceward._util.reading import inside, read_regular, regular_size
+from sourceward._util.schema import Optional, Whole, check, damaged, read_json, short
+from sourceward._util.storage import load_tensors, read_metadata
+from sourceward.adaptation.copies import Statistics, check_transforms
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.file import describe, restore
 from sourceward.nn.backbones import Backbone
+from sourceward.nn.backbones.factory import SCHEMA as BACKBONE_SCHEMA
+from sourceward.nn.backbones.tokenizers import FOLDER as TOKENIZER
 from sourceward.training.run_folder import CONFIG
 
 if TYPE_CHECKING:
     from sourceward.model.model import Model
 
 FORMAT_VERSION = 1
-OWN = ("format_version", "kind", "classes", "sources", "adapter", "adapt", "backbone", "tta")
+FILES, CHECKSUM = "files", "sha256"
+"""Keys of config.json: checksums of the other files, and of config.json itself without this key."""
+OWN = ("format_version", "kind", "classes", "sources", "adapter", "adapt", "backbone", "tta", FILES)
 """Keys of config.json that build the model; the rest is `Model.info`."""
 WEIGHTS, CARD = "model.safetensors", "README.md"
+SCHEMA = {
+    "format_version": Whole(),
+    "kind": {"image", "text", "features"},
+    "classes": [str],
+    "sources": [str],
+    "adapter": dict,
+    "adapt": dict,
+    "backbone": Optional(BACKBONE_SCHEMA),
+    "tta": str,
+    FILES: Optional(dict),
+    CHECKSUM: Optional(str),
+}
+"""Of config.json; `estimator.file` has that of `adapter`."""
 
 
 def describe_model(model: "Model") -> dict[str, Any]:
@@ -52,33 +74,79 @@ def read_folder(
     """
     config = read_model_config(folder)
     tensors, _ = load_tensors(folder / weights)
-    backbone = None
-    if config["backbone"] is not None:
-        backbone = Backbone.from_config(config["backbone"], assets=folder, module=module)
-    meta = config["adapter"]
+    _check_files(folder, config.get(FILES) or {}, {weights: read_metadata(folder / weights).get(CHECKSUM)})
+    elements = sum(tensor.numel() for tensor in tensors.values())
     try:
-        adapter = restore(EnergyAdapter(**meta["params"]), tensors, meta, backbone)
-    except RuntimeError as error:
-        first = str(error).splitlines()[-1].strip()
-        raise InputError(f"'{folder / weights}' does not fit its config.json ({first}).") from None
+        backbone = None
+        if config["backbone"] is not None:
+            backbone = Backbone.from_config(
+                config["backbone"], assets=folder, module=module, elements=elements
+            )
+        adapter = restore(EnergyAdapter, tensors, config["adapter"], backbone)
+        check_transforms(config["tta"], Statistics.of(adapter.network_))
+    except InputError:
+        raise
+    except Exception as error:  # of whatever the values lead to
+        raise InputError(f"'{folder / weights}' does not fit its config.json ({short(error)}).") from None
     info = {key: value for key, value in config.items() if key not in OWN}
     return adapter, config["tta"], info
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG
-    if not file.is_file():
-        unfinished = (folder / "checkpoint.safetensors").exists() or (folder / "run.json").exists()
+    if regular_size(file) is None:
+        unfinished = any(os.path.exists(folder / name) for name in ("checkpoint.safetensors", "run.json"))
         hint = "Its training has not finished: run the same `fit` again." if unfinished else "Check the path."
         raise InputError(f"Expected a model folder at '{folder}', but found no {CONFIG} there. {hint}")
     try:
-        config = json.loads(file.read_text())
-        version = int(config["format_version"])
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"'{file}' is damaged, or was written by another program.") from None
-    if version > FORMAT_VERSION:
+        config = read_json(file)
+        check(config, {"format_version": Whole()})
+        version = config["format_version"]
+        if version > FORMAT_VERSION:
+            raise InputError(
+                f"'{folder}' has format {version}, and this sourceward reads up to {FORMAT_VERSION}. "
+                "It was written by a newer one: run `pip install -U sourceward`."
+            )
+        check(config, SCHEMA)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise damaged(file, error) from None
+    stated = config.pop(CHECKSUM, None)
+    if stated is not None and stated != _checksum(config):
         raise InputError(
-            f"'{folder}' has format {version}, and this sourceward reads up to {FORMAT_VERSION}. "
-            "It was written by a newer one: run `pip install -U sourceward`."
+            f"'{file}' has changed since it was written: its checksum does not match. Restore a copy; if you "
+            f"edited it yourself, remove its key {CHECKSUM!r}."
         )
     return config
+
+
+def config_text(folder: Path, config: dict[str, Any]) -> str:
+    """The text of config.json, with checksums of itself and of the other files in the folder."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.parent.name == TOKENIZER]
+    files = {WEIGHTS: read_metadata(folder / WEIGHTS).get(CHECKSUM)}
+    files |= {path.relative_to(folder).as_posix(): _file_checksum(path) for path in sorted(paths)}
+    config = {**config, FILES: files}
+    return json.dumps({**config, CHECKSUM: _checksum(config)}, indent=2) + "\n"
+
+
+def _checksum(config: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+def _file_checksum(path: Path) -> str:
+    return hashlib.sha256(read_regular(path)).hexdigest()
+
+
+def _check_files(folder: Path, stated: dict[str, Any], known: dict[str, Any]) -> None:
+    """Refuse files that are not those with which config.json was written."""
+    for name, checksum in stated.items():
+        if name == WEIGHTS:
+            same = name not in known or known[name] == checksum
+        else:
+            same = inside(folder, folder / name) and _file_checksum(folder / name) == checksum
+        if not same:
+            raise InputError(
+                f"'{folder / name}' is not the file with which {CONFIG} was written. Restore a copy of the "
+                "whole folder."
+            )

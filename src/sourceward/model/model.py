@@ -6,7 +6,6 @@ tokenizer/          where the model reads texts
 README.md           the model card
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +27,15 @@ from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.input import check_finite, feature_matrix, source_numbers
 from sourceward.model.captured import adapt_images, forget_encoders
 from sourceward.model.encoding import encode_texts
-from sourceward.model.file import CARD, CONFIG, FORMAT_VERSION, WEIGHTS, describe_model, read_folder
+from sourceward.model.file import (
+    CARD,
+    CONFIG,
+    FORMAT_VERSION,
+    WEIGHTS,
+    config_text,
+    describe_model,
+    read_folder,
+)
 from sourceward.model.items import PLURAL, describe, is_matrix, items_of, read_images
 from sourceward.model.prediction import Prediction, explain
 from sourceward.model.prefetch import prefetch, send
@@ -219,7 +226,7 @@ class Model:
             self.backbone.save_assets(folder)
         config = describe_model(self)
         write_whole(folder / CARD, model_card(config))
-        write_whole(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+        write_whole(folder / CONFIG, config_text(folder, config))
 
     @classmethod
     def load(

@@ -52,6 +52,10 @@ class Info(NamedTuple):
     accepted: Tensor
 
 
+LARGEST = 1e9
+"""Most that a step size or a noise may be."""
+
+
 @dataclass(frozen=True)
 class StepSettings:
     """Settings of one step. Defaults: the paper's for PACS.
@@ -73,6 +77,8 @@ class StepSettings:
             value = getattr(self, name)
             if not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
                 raise InputError(f"Expected `{name}` to be 0 or more, but got {value!r}.")
+            if float(value) > LARGEST:  # its square and products with features are float32
+                raise InputError(f"Expected `{name}` to be at most {LARGEST:g}, but got {value!r}.")
         if not self.clip > 0:
             raise InputError(f"Expected `clip` to be larger than 0, but got {self.clip}.")
         if not 0 <= self.momentum < 1:

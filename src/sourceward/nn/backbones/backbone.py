@@ -156,11 +156,20 @@ class Backbone(nn.Module):
         *,
         assets: str | Path | None = None,
         module: nn.Module | None = None,
+        elements: int | None = None,
     ) -> "Backbone":
-        """Rebuild a backbone. `assets`: the folder given to `save_assets`; `module`: a user's own network."""
+        """Rebuild a backbone, from `config` and `assets` alone: nothing else is read or downloaded.
+
+        Args:
+            config: of `config()`.
+            state_dict: its weights.
+            assets: the folder given to `save_assets`.
+            module: a user's own network.
+            elements: most that its parameters may have, those of the file of its weights.
+        """
         from sourceward.nn.backbones.factory import rebuild
 
-        return rebuild(config, state_dict, assets=assets, module=module)
+        return rebuild(config, state_dict, assets=assets, module=module, elements=elements)
 
     def save_assets(self, folder: str | Path) -> None:
         """Write the tokenizer files, which `config()` cannot hold, below `folder`."""

@@ -60,6 +60,22 @@ def hub_offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE) or not reachable(constants.ENDPOINT)
 
 
+@contextmanager
+def no_hub() -> Iterator[None]:
+    """Within this context, Hugging Face libraries read local files only."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        yield
+        return
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
 def hub_file(repo: str, names: tuple[str, ...], *, local_files_only: bool) -> str | None:
     """Return the first of `names` in a Hub repository, from the cache if possible."""
     from huggingface_hub import hf_hub_download

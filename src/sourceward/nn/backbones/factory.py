@@ -1,16 +1,20 @@
 """Build backbones by name, list them, and rebuild them from a config."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from sourceward._util.errors import InputError, unknown_name
+from sourceward._util.schema import Optional, Whole, check
 from sourceward.nn.backbones import from_hf, from_timm, from_torchvision, tiny
 from sourceward.nn.backbones.backbone import FORMAT, Backbone, BuildOptions, Parts
+from sourceward.nn.backbones.download import no_hub
 from sourceward.nn.backbones.preprocessing import (
     ImagePreprocessing,
     Preprocessing,
@@ -118,8 +122,10 @@ def rebuild(
     *,
     assets: str | Path | None,
     module: nn.Module | None,
+    elements: int | None = None,
 ) -> Backbone:
     """See `Backbone.from_config`."""
+    check(config, SCHEMA, "backbone")
     if config.get("format", FORMAT) > FORMAT:
         raise InputError(
             f"Expected a backbone config of format {FORMAT} or older, but got {config['format']}. "
@@ -135,7 +141,7 @@ def rebuild(
             )
         network = module
     elif family in FAMILIES:
-        network = FAMILIES[family].rebuild(name, architecture, pooling)
+        network = _network(family, name, architecture, pooling, elements)
     else:
         raise unknown_name("backbone family", family, FAMILIES)
     parts = Parts(network, from_dict(config["kind"], config["preprocessing"]), architecture, pooling)
@@ -147,6 +153,42 @@ def rebuild(
     for auxiliary, outputs in config.get("auxiliary", {}).items():
         backbone.add_auxiliary(auxiliary, outputs)
     return backbone.freeze_batchnorm(config.get("batchnorm_frozen", False))
+
+
+SCHEMA = {
+    "format": Optional(Whole()),
+    "family": str,
+    "name": str,
+    "kind": {"image", "text"},
+    "dim": Whole(1),
+    "pooling": Optional(set(from_hf.POOLINGS)),
+    "batchnorm_frozen": Optional(bool),
+    "architecture": Optional(dict),
+    "preprocessing": dict,
+    "auxiliary": Optional(dict),
+}
+"""Of `Backbone.config()`."""
+ARCHITECTURE = {"tiny": set[str](), "timm": {"img_size"}, "torchvision": {"image_size", "transform_input"}}
+"""Arguments that a family's `build` may write to the config. Others, such as the path of a checkpoint, would
+make its library read files."""
+
+
+def _network(
+    family: str, name: str, architecture: dict[str, Any], pooling: str | None, elements: int | None
+) -> nn.Module:
+    """Build the network of a config, which may be anybody's: without the Hub, no larger than its weights."""
+    other = sorted(architecture.keys() - ARCHITECTURE.get(family, architecture.keys()))
+    if other:
+        raise InputError(f"Expected no {other[0]!r} in the architecture of a {family} backbone.")
+    if not FAMILIES[family].is_name(name):  # `hf-hub:` and `local-dir:` are names to timm
+        raise InputError(f"Expected the name of a {family} model, but got {name!r}.")
+    with no_hub():
+        if elements is not None:
+            with suppress(NotImplementedError, RuntimeError), torch.device("meta"):
+                found = FAMILIES[family].rebuild(name, dict(architecture), pooling)
+                if sum(parameter.numel() for parameter in found.parameters()) > elements:
+                    raise InputError(f"{family}:{name} is larger than the weights that are to fit it.")
+        return FAMILIES[family].rebuild(name, dict(architecture), pooling)
 
 
 def _resolve(spec: str) -> tuple[str, str, str]:

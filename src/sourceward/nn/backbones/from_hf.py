@@ -36,6 +36,9 @@ CLS_TEXT = ("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert"
 CLS_IMAGE = ("vit", "deit", "vit_msn", "dinov2", "dinov2_with_registers", "dinov3_vit")
 """Image models whose normalized first token is the feature; checkpoints often lack their pooler."""
 LONGEST = 512
+UNSAFE = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config", "use_kernels",
+          "use_pretrained_backbone", "use_timm_backbone")  # fmt: skip
+"""Keys of a config by which transformers reads code or weights from elsewhere."""
 
 
 class Pooled(nn.Module):
@@ -73,7 +76,9 @@ def build(name: str, options: BuildOptions) -> Parts:
         raise InputError(f"Expected `pooling` to be one of {', '.join(POOLINGS)}, but got {pooling!r}.")
     offline = Path(name).is_dir() or options.local_files_only or hub_offline()
     try:
-        config = transformers.AutoConfig.from_pretrained(name, local_files_only=offline)
+        config = transformers.AutoConfig.from_pretrained(
+            name, local_files_only=offline, trust_remote_code=False
+        )
         config = getattr(config, "vision_config", None) or config  # the image encoder of an image-text model
         image = hasattr(config, "num_channels")
         pooling = pooling or _default_pooling(name, config, image, offline)
@@ -100,7 +105,10 @@ def build(name: str, options: BuildOptions) -> Parts:
 
 def rebuild(name: str, architecture: dict[str, Any], pooling: str | None) -> nn.Module:
     transformers = import_transformers()
-    values = dict(architecture)
+    unsafe = sorted(key for key in architecture if key in UNSAFE and architecture[key])
+    if unsafe:
+        raise InputError(f"Expected no {unsafe[0]!r} in the architecture of hf:{name}: it names other files.")
+    values = {key: value for key, value in architecture.items() if not key.startswith("_")}
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     return _network(name, config, pooling or "cls", pretrained=False, offline=True)
 
@@ -120,11 +128,15 @@ def _network(name: str, config: Any, pooling: str, pretrained: bool, offline: bo
     if pretrained:
         with quiet(offline):  # missing keys are checked below
             model, info = auto.from_pretrained(
-                name, config=config, local_files_only=offline, output_loading_info=True
+                name,
+                config=config,
+                local_files_only=offline,
+                output_loading_info=True,
+                trust_remote_code=False,
             )
         missing = sorted(info["missing_keys"])
     else:
-        model = auto.from_config(config)
+        model = auto.from_config(config, trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):
         model = model.get_encoder()
         missing = [key for key in missing if not key.startswith("decoder.")]
@@ -171,7 +183,8 @@ def _image(name: str, config: Any, image_size: tuple[int, int] | None, offline: 
     if not _side_file(name, "preprocessor_config.json", offline):
         return ImagePreprocessing(image_size or default, crop_fraction=1.0)
     auto = import_transformers().AutoImageProcessor
-    values = auto.from_pretrained(name, local_files_only=offline).to_dict()
+    loaded = auto.from_pretrained(name, local_files_only=offline, trust_remote_code=False)
+    values = loaded.to_dict()
     resized, cropped = _edges(values.get("size")), _edges(values.get("crop_size"))
     crop = cropped if values.get("do_center_crop") and cropped else None
     keep = "shortest_edge" in (values.get("size") or {})

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sourceward._util.errors import InputError
+from sourceward._util.reading import check_limit
+from sourceward._util.schema import Whole, check
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -117,8 +119,34 @@ def denormalize(
     return out
 
 
+SCHEMAS: dict[str, Any] = {
+    "image": {
+        "size": [Whole(1)],
+        "mean": [float],
+        "std": [float],
+        "interpolation": set(INTERPOLATIONS),
+        "crop_fraction": float,
+        "keep_aspect": bool,
+    },
+    "text": {"tokenizer": str, "max_length": Whole(1)},
+}
+"""Of `to_dict`."""
+
+
 def from_dict(kind: str, values: Mapping[str, Any]) -> Preprocessing:
     """Invert `to_dict`; JSON turned tuples into lists."""
+    check(values, SCHEMAS[kind], "preprocessing")
+    if kind == "image":
+        size, std, share = values["size"], values["std"], values["crop_fraction"]
+        if (
+            len(size) != 2
+            or len(values["mean"]) != len(std)
+            or not std
+            or min(std) <= 0
+            or not 0 < share <= 1
+        ):
+            raise ValueError(f"`preprocessing` cannot be {dict(values)}")
+        check_limit("image_pixels", size[0] * size[1], "An image of the model's size")
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return ImagePreprocessing(**fields) if kind == "image" else TextPreprocessing(**fields)
 

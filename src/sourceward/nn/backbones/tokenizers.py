@@ -54,7 +54,9 @@ class HfTokenizer:
     @classmethod
     def load(cls, location: str | Path, *, local_files_only: bool = True) -> "HfTokenizer":
         auto = import_transformers().AutoTokenizer
-        tokenizer = auto.from_pretrained(str(location), local_files_only=local_files_only)
+        tokenizer = auto.from_pretrained(
+            str(location), local_files_only=local_files_only, trust_remote_code=False
+        )
         if len(tokenizer) <= len(tokenizer.all_special_ids):  # without its files every word is unknown
             raise InputError(
                 f"The tokenizer of {str(location)!r} has no vocabulary: expected its files (tokenizer.json, "
