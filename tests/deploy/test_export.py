@@ -74,7 +74,7 @@ def test_exporting_leaves_the_model_as_it_is(exported, features):
 
 
 def test_images_with_test_time_augmentation(tiny_run: Path, tmp_path: Path):
-    model = sw.load(tiny_run, "cpu").with_tta("hflip+crop+fourier")
+    model = sw.load(tiny_run, "cpu").with_tta("hflip+crop+fourier+adain")
     info = sw.export(model, tmp_path / "images.onnx")
     assert max(info["check"]["largest_difference"].values()) < 1e-4
     images = np.random.default_rng(0).integers(0, 256, (5, 3, 16, 16), dtype=np.uint8)

@@ -77,7 +77,7 @@ class AmplitudeMixed(ChangedSamples):
         first = rows.start
         for images in self.samples.stored(rows):
             own = self.amplitudes[self.toward[first : first + len(images)]]
-            there = mix_amplitude_toward(images.float() / 255, own, AMPLITUDE_SHARE)
+            there = mix_amplitude_toward(images.double() / 255, own, AMPLITUDE_SHARE)
             yield as_bytes(there)
             first += len(images)
 

@@ -138,8 +138,8 @@ def mix_amplitude_toward(images: Tensor, amplitude: Tensor, share: float) -> Ten
     >>> mix_amplitude_toward(images, torch.fft.rfft2(torch.full((3, 2, 2), 0.6)).abs(), 0.5).unique()
     tensor([0.4000])
     """
-    spectrum = torch.fft.rfft2(images.float())
-    return _mix(spectrum, amplitude, share, images.shape[-2:]).clamp_(0, 1)
+    spectrum = torch.fft.rfft2(images)
+    return _mix(spectrum, amplitude.to(images), share, images.shape[-2:]).clamp_(0, 1)
 
 
 def _mix(spectrum: Tensor, amplitude: Tensor, share: Tensor | float, size: Sequence[int]) -> Tensor:

@@ -76,18 +76,31 @@ def list_transforms() -> list[str]:
 
 
 def center_crop(images: Tensor) -> Tensor:
-    """The centre of the images, resized to their size.
+    """The centre of the images, resized to their size, bilinear.
 
     >>> center_crop(torch.arange(8.0).expand(1, 3, 8, 8) / 8)[0, 0, 0, [0, -1]]
     tensor([0.1250, 0.7500])
     """
+    if torch.compiler.is_exporting():
+        return _interpolated(_interpolated(images, -2), -1)
     size = images.shape[-2:]
     (top, height), (left, width) = (((side - int(CROP * side)) // 2, int(CROP * side)) for side in size)
     middle = images[..., top : top + height, left : left + width]
-    return F.interpolate(middle, size=tuple(size), mode="bilinear", antialias=True).clamp_(0, 1)
+    return F.interpolate(middle, size=tuple(size), mode="bilinear", antialias=True)
+
+
+def _interpolated(images: Tensor, axis: int) -> Tensor:
+    """`center_crop` along one axis for an exported graph: runtimes resize no numbers of double precision."""
+    side = images.shape[axis]
+    kept = int(CROP * side)
+    at = (torch.arange(side, dtype=torch.float64) + 0.5) * (kept / side) - 0.5
+    at = at.clamp(0, kept - 1) + (side - kept) // 2
+    below, above = (images.index_select(axis, edge.long()) for edge in (at.floor(), at.ceil()))
+    return below + (at - at.floor()).view(-1, *[1] * (-1 - axis)) * (above - below)
 
 
 def _rotations(images: Tensor, _: Tensor | None) -> list[Tensor]:
+    images = images.float()
     return [rotate(images, torch.full_like(images[:, 0, 0, 0], degrees)) for degrees in ANGLES]
 
 
@@ -103,7 +116,7 @@ for _name, _transform in {
     "rotate": Transform("rotation by 15 and 30 degrees either way", _rotations, each=True),
     "sketch": Transform(
         "redrawn as a sketch",
-        lambda images, _: [sketch(images, torch.full_like(images[:, 0, 0, 0], 2.0))],
+        lambda images, _: [sketch(images.float(), torch.full_like(images[:, 0, 0, 0].float(), 2.0))],
     ),
     "fourier": Transform("Fourier amplitudes of each source", _toward_sources, needs="amplitudes"),
     "adain": Transform(
@@ -146,7 +159,8 @@ def make_copies(
     if transform.needs == "feature_statistics":
         yield from (Copy(images, 1 / sources, source) for source in range(sources))
         return
-    copies = transform.pixels(images.float() / 255, amplitudes)
+    # In double, so that every device and every runtime rounds the copies to the same bytes.
+    copies = transform.pixels(images.double() / 255, amplitudes)
     weight = 1.0 if transform.each else 1 / len(copies)
     yield from (Copy(as_bytes(copy), weight) for copy in copies)
 

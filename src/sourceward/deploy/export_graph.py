@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sourceward._util.errors import InputError
-from sourceward.adaptation.copies import Statistics, copies_of
+from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.algorithm import aggregate, draw_latent, energy_target
 from sourceward.functional.distilled import StartPoint, distilled_step
 from sourceward.functional.energy import latent_bias, swish
@@ -62,19 +62,14 @@ class ExportGraph(nn.Module):
         model: from `noise_off`.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.settings, self.tta, self.threshold = model.settings, model.tta, model.tta_threshold
-        self.network = model.network.eval().requires_grad_(False)
-        self.statistics = Statistics.of(self.network)
+        self.kind, self.settings, self.threshold = model.kind, model.settings, model.tta_threshold
+        self.network = network = model.network.eval().requires_grad_(False)
         if model.kind == "image":
-            prepared = model.preprocessing
-            self.register_buffer("mean", torch.tensor(prepared.mean).view(-1, 1, 1))
-            self.register_buffer("std", torch.tensor(prepared.std).view(-1, 1, 1))
-        self.kind = model.kind
+            assert network.backbone is not None
+            statistics = Statistics.of(network)
+            self.copies = CopyEncoder(network.backbone, model.preprocessing, model.tta, statistics)
         self.fold, self.energy = folded(self.network), self.network.energy.weights().detach()
 
     def forward(self, inputs: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -94,25 +89,17 @@ class ExportGraph(nn.Module):
 
     def _averaged(self, images: Tensor) -> tuple[Tensor, ...]:
         """Predict the images and their copies as rows of one batch, and average the probabilities."""
-        copies = [copy for _, copy in copies_of(images, self.tta, self.statistics)]
-        pixels = torch.cat([copy.images for copy in copies]) if len(copies) > 1 else images
-        rows = self._predict(self.network.features((pixels.float() / 255 - self.mean) / self.std))
-        total = sum(copy.weight for copy in copies)
-
-        def parts_of(values: Tensor) -> tuple[Tensor, ...]:
-            return values.tensor_split(len(copies))
-
-        def mean(values: Tensor) -> Tensor:
-            parts = parts_of(values)
-            averaged = torch.stack([part * (copy.weight / total) for part, copy in zip(parts, copies)]).sum(0)
-            if self.threshold is None:
-                return averaged
-            stops = parts_of(rows[0])[0].amax(-1) >= self.threshold  # predicted with confidence
-            return torch.where(stops.view(-1, *[1] * (averaged.dim() - 1)), parts[0], averaged)
-
-        probabilities, per_source = (mean(values) if len(copies) > 1 else values for values in rows[:2])
-        before, after = (values[: images.shape[0]] for values in rows[2:])
-        return probabilities, per_source, before, after, agreement(per_source, probabilities)
+        rows = self._predict(self.network.rescale(self.copies(images)))
+        weights = torch.tensor(self.copies.weights, dtype=torch.float32)
+        copies = [values.unflatten(0, (len(weights), -1)) for values in rows]
+        probability, sources, before, after = copies
+        shares = (weights / weights.sum()).view(-1, 1, 1)
+        probabilities, per_source = (probability * shares).sum(0), (sources * shares.unsqueeze(-1)).sum(0)
+        if self.threshold is not None:  # a sample that is predicted with confidence needs no copies
+            stops = probability[0].amax(-1, keepdim=True) >= self.threshold
+            probabilities = torch.where(stops, probability[0], probabilities)
+            per_source = torch.where(stops.unsqueeze(-1), sources[0], per_source)
+        return probabilities, per_source, before[0], after[0], agreement(per_source, probabilities)
 
     def _predict(self, feature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Probabilities, those of each source, and energies, the first axis the row."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sourceward._util.storage import write_whole
 from sourceward.deploy.export import ExportedFile, write_graph
-from sourceward.deploy.export_graph import ExportGraph, agreement, noise_off
+from sourceward.deploy.export_graph import ExportGraph, noise_off
 from sourceward.deploy.export_samples import graph_inputs, stored_samples
 from sourceward.model import Model
 
@@ -29,20 +29,12 @@ SECONDS = 1.0
 class BareClassifier(ExportGraph):
     """The same backbone and heads with neither energies nor copies: what any classifier costs."""
 
-    def _averaged(self, images: Tensor) -> tuple[Tensor, ...]:
-        return self._plain(self.network.features((images.float() / 255 - self.mean) / self.std))
-
     def _predict(self, feature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        probabilities, per_source, *_ = self._plain(feature)
-        none = torch.zeros_like(per_source[..., 0])
-        return probabilities, per_source, none, none
-
-    def _plain(self, feature: Tensor) -> tuple[Tensor, ...]:
         z = None if self.fold.latent is None else self.fold.prior_mean(feature)
         rows = feature.expand(self.network.sources, -1, -1)
         per_source = self.fold.classify(rows, None if z is None else z.expand_as(rows)).transpose(0, 1)
-        probabilities, none = per_source.mean(1), torch.zeros_like(per_source[..., 0])
-        return probabilities, per_source, none, none, agreement(per_source, probabilities)
+        none = torch.zeros_like(per_source[..., 0])
+        return per_source.mean(1), per_source, none, none
 
 
 def write_timings(model: Model, path: Path, out: str | Path) -> dict[str, Any]:
