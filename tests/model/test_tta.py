@@ -202,3 +202,10 @@ def test_an_exported_model_obeys_the_threshold(cascaded):
     with torch.no_grad():
         found = ExportGraph(quiet)(IMAGES)[0].numpy()
     np.testing.assert_allclose(found, quiet.predict_proba(IMAGES), atol=1e-4)
+
+
+def test_a_fit_records_the_seconds_of_its_parts(frozen_run):
+    info = sw.load(frozen_run, "cpu").info
+    parts = info["cost"]["parts"]
+    assert {"features", "statistics of sources", "heads and energies", "validation"} <= set(parts)
+    assert 0 < sum(parts.values()) <= info["metrics"]["seconds"] + 0.1

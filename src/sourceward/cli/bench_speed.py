@@ -46,8 +46,8 @@ def bench_speed(out: Path, device: str, json: bool, quick: bool, only: str = "")
 
 
 def tables(results: dict[str, Any]) -> list[Table]:
-    """Return tables of the chain beside its backbone, whole predictions, growth and training."""
-    found = []
+    """Return tables of the default's cost, the chain beside its backbone, predictions, growth, training."""
+    found = [_defaults(results["default"])] if isinstance(results.get("default"), list) else []
     if isinstance(results.get("chain"), list):
         table = Table(
             "backbone", "components", "batch", "forward ms", "naive ms", "ours ms", "share", "faster", "same"
@@ -83,6 +83,18 @@ def tables(results: dict[str, Any]) -> list[Table]:
             )
         found.append(table)
     return found
+
+
+def _defaults(rows: list[dict[str, Any]]) -> Table:
+    """What the default costs, as times of a prediction without adaptation."""
+    shares = [f"{100 * one['in_doubt']:.0f} % in doubt" for one in rows[-1]["cascade"]]
+    table = Table("default", "batch", "none ms", "steps", "all copies", *shares)
+    for row in rows:
+        ratios = [row["steps_ms"] / row["none_ms"], row["ratio_all_copies"]]
+        ratios += [one["ratio"] for one in row["cascade"]]
+        numbers = (f"{ratio:.2f}" for ratio in ratios)
+        table.add_row(row["backbone"], str(row["batch"]), f"{row['none_ms']:.2f}", *numbers)
+    return table
 
 
 def _case(row: dict[str, Any]) -> tuple[str, str, str]:

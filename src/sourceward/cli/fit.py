@@ -64,6 +64,9 @@ def fit(
     allow_missing: AllowMissing = False,
     tensorboard: TensorBoard = False,
     save_features: SaveFeatures = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also print the seconds of each part of the fit.")
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -100,6 +103,9 @@ def fit(
     if save_features is not None:
         fraction = model.info["training"]["settings"]["validation_fraction"]
         banks.save_features(model, dataset, save_features, fraction=fraction, progress=bars(quiet))
+    if profile:
+        for name, seconds in model.info["cost"].get("parts", {}).items():
+            typer.echo(f"{seconds:8.1f} s  {name}", err=True)
     if json:
         typer.echo(jsonlib.dumps({"out": out, "kind": model.kind, **model.info}, indent=2))
     elif not quiet:

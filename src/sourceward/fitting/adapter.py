@@ -1,6 +1,7 @@
 """The `EnergyAdapter` of a fit: trained, validated, and joined with its backbone."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def fit_adapter(
     parts = [part._replace(label=number[part.label]) for part in parts]
     if shifted is not None:
         shifted = shifted[0], number[shifted[1]]
-    folds = None if folds is None else (_renumbered(fold, number) for fold in folds)
+    drawn = list[float]()
+    folds = None if folds is None else _drawn((_renumbered(f, number) for f in folds), context, drawn)
     classes = np.array([sources.classes[code] for code in known.tolist()])
     adapter = make_estimator(context, checkpoint)
     if folds is None:  # nothing to validate on
@@ -55,6 +57,7 @@ def fit_adapter(
             log=context.log("heads"),
         )
 
+    begin = time.monotonic()
     try:
         train()
     except CheckpointError as error:
@@ -62,10 +65,25 @@ def fit_adapter(
             raise
         checkpoint.unlink()  # this training is short; no fold has been drawn yet
         train()
+    first, last = (drawn[0], drawn[-1]) if drawn else (time.monotonic(), time.monotonic())
+    context.parts["heads and energies"] = round(first - begin, 2)
+    context.parts["validation"] = round(time.monotonic() - last, 2)
     tta = adapter.tta_ if settings.tta == AUTO else ("" if settings.tta == NONE else settings.tta)
     gain = adapter.expected_gain_
     info["expected_gain"] = None if gain is None else gain.to_dict()
     return Model(adapter, tta, info)
+
+
+def _drawn(folds: Iterator[Fold], context: Context, times: list[float]) -> Iterator[Fold]:
+    """The folds, noting when the first was wanted and the last was ready; their features are a part."""
+    times.append(time.monotonic())
+    while True:
+        with context.part("features of held-out sources"):
+            fold = next(folds, None)
+        times.append(time.monotonic())
+        if fold is None:
+            return
+        yield fold
 
 
 def _renumbered(fold: Fold, number: Tensor) -> Fold:

@@ -116,8 +116,10 @@ def _fit(
     if backbone is not None and trains and context.settings.recipe == "joint":
         model = _joint(_load(sources, backbone, context), backbone, context, info)
     elif backbone is not None and trains:
-        start, data = copy.deepcopy(backbone), _load(sources, backbone, context)
-        classifier, tuned = finetune(data, backbone, context, context.settings.finetune)
+        with context.part("reading"):
+            start, data = copy.deepcopy(backbone), _load(sources, backbone, context)
+        with context.part("fine-tuning"):
+            classifier, tuned = finetune(data, backbone, context, context.settings.finetune)
         processes.wait()
         if processes.is_main:
             tuned_backbone: Any = classifier.backbone.eval().requires_grad_(False)
@@ -171,15 +173,17 @@ def _on_trained(
     """An `EnergyAdapter` on the features of the fine-tuned backbone, validated by short cross-fits."""
     settings, labels = context.settings, data.labels.cpu()
     meter = Meter(context.device)
-    feature = encode(backbone, data.samples, slice(0, len(data.dataset))).cpu()
+    with context.part("features"):
+        feature = encode(backbone, data.samples, slice(0, len(data.dataset))).cpu()
     parts = [Source(feature[rows], labels[rows]) for rows in data.train]
     shifted = None
     if settings.corrupts(sources.kind, len(parts)):
         rows = slice(0, data.train[-1].stop)
         changed = corrupted_features(backbone, data.samples, rows, context.seed).cpu()
         shifted = changed, labels[rows].repeat(len(EXTRA_CORRUPTIONS))
-    amplitudes = source_amplitudes(sources, training_rows(sources, settings), backbone, context.device)
-    statistics = source_statistics(backbone, data.samples, data.train)
+    with context.part("statistics of sources"):
+        amplitudes = source_amplitudes(sources, training_rows(sources, settings), backbone, context.device)
+        statistics = source_statistics(backbone, data.samples, data.train)
     transforms = tta_candidates(settings, sources, TRAINED_TTA, statistics is not None)
     folds = None
     if settings.crossfit and chooses(settings, transforms) and len(parts) >= MIN_SOURCES:
@@ -191,7 +195,7 @@ def _on_trained(
     attach(network, backbone, context.device)
     validation = ((n, feature[r], labels[r]) for n, r in zip(data.dataset.domain_names, data.val))
     scores = validation_scores(model, validation)
-    info["cost"] = {"finetune": tuned["cost"], "heads": meter.read()}
+    info["cost"] = {"finetune": tuned["cost"], "heads": meter.read(), "parts": context.parts}
     info["metrics"] = scores | {"finetune": tuned["scores"], "seconds": context.seconds()}
     return model
 
@@ -205,7 +209,8 @@ def _on_frozen(
     unseen = validation_rows(sources, settings)
     if backbone is not None:
         backbone = backbone.to(context.device).eval().requires_grad_(False)
-    amplitudes = source_amplitudes(sources, rows, backbone, context.device)
+    with context.part("statistics of sources"):
+        amplitudes = source_amplitudes(sources, rows, backbone, context.device)
     frozen = FrozenSources(sources, rows, backbone, context, amplitudes)
     shifted = None
     if backbone is not None and settings.corrupts(sources.kind, len(rows)):
@@ -220,7 +225,7 @@ def _on_frozen(
         attach(model.network, backbone, context.device)
     names, feature, label = sources.domain_names, frozen.feature, frozen.label
     scores = validation_scores(model, ((n, feature[r], label[r]) for n, r in zip(names, unseen)))
-    info["cost"] = {"heads": meter.read()}
+    info["cost"] = {"heads": meter.read(), "parts": context.parts}
     info["metrics"] = scores | {"seconds": context.seconds()}
     return model
 

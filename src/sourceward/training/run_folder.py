@@ -15,6 +15,8 @@ import json
 import platform
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
@@ -156,6 +158,17 @@ class Context:
     board: Any = None
     """TensorBoard's writer."""
     started: float = field(default_factory=time.monotonic)
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds of each part of the fit, for `fit --profile`."""
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the seconds of a block to a part."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.parts[name] = round(self.parts.get(name, 0.0) + time.monotonic() - begin, 2)
 
     def seconds(self) -> float:
         """Seconds since the fit was started or resumed."""

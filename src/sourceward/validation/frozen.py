@@ -45,10 +45,12 @@ class FrozenSources:
         self.toward = [directions(number, len(own), len(rows)) for number, own in enumerate(rows)]
         encoded = sources
         if backbone is not None:
-            encoded = extract_features(sources, backbone, context.device, context.progress)
+            with context.part("features"):
+                encoded = extract_features(sources, backbone, context.device, context.progress)
         self.feature = torch.from_numpy(np.asarray(encoded.items, dtype=np.float32))
         self.label = torch.from_numpy(sources.labels)
-        self.copies = [self._mixed(r, t) for r, t in zip(rows, self.toward)] if self._copies() else None
+        with context.part("features of mixed copies"):
+            self.copies = [self._mixed(r, t) for r, t in zip(rows, self.toward)] if self._copies() else None
 
     def sources(self) -> list[Source]:
         """Everything to train on."""

@@ -65,6 +65,13 @@ def test_quick_runs_every_section(tmp_path):
     for row in found["predict"]:
         fastest = min(row["bare"]["median_ms"], row["without"]["median_ms"])
         assert row["ratio"] == pytest.approx(row["with"]["median_ms"] / fastest)
+    for row in found["default"]:
+        (half,) = row["cascade"]
+        assert half["in_doubt"] == 0.5
+        assert half["ratio"] == pytest.approx(half["ms"] / row["none_ms"])
+    assert found["files"]["files"] == 6
+    assert found["busy_fit"]["beside_busy_ratio"] > 0
+    assert {row["axis"] for row in found["growth"]} == {"sources", "classes", "features", "rows", "copies"}
     assert all(row["ok"] for row in found["agreement"])
     assert {row["axis"] for row in found["axes"]} == {"steps", "sources", "draws"}
     assert found["image_training"]["ratio"] > 0

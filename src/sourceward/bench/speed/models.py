@@ -1,6 +1,6 @@
 """What `bench speed` measures, and the backbones, networks and models with random weights for it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from sourceward.nn import Network, Projected
 from sourceward.nn.backbones import create_backbone
 from sourceward.settings import AdaptSettings, TrainSettings
 
-BACKBONES = {"resnet18": 512, "resnet50": 2048}
+BACKBONES = {"resnet18": 512, "resnet50": 2048, "mobilenet_v2": 1280}
 CLASSES = 7
 
 
@@ -38,16 +38,25 @@ class SpeedPlan:
     seed: int = 0
     components: int | None = TrainSettings.components
     """Principal components of a backbone's features, as many as `fit` keeps."""
+    default_backbones: tuple[str, ...] = ("resnet50",)
+    doubt: tuple[float, ...] = (0.1, 0.25, 0.5)
+    """Shares of samples that need copies, for the cost of the cascade."""
+    pictures: int = 256
+    """JPEG files to predict."""
+    growth: int = 9
+    """Sizes at most of which growth is measured, on each axis."""
 
     @classmethod
     def on(cls, device: torch.device) -> "SpeedPlan":
         """Return the full run for a device; a CPU leaves out batches of 128, which take long."""
-        return cls() if device.type == "cuda" else cls(batches=(1, 32))
+        small = ("mobilenet_v2", "resnet50")
+        return cls() if device.type == "cuda" else cls(batches=(1, 32), default_backbones=small)
 
     @classmethod
     def quick(cls) -> "SpeedPlan":
         """Return a run of seconds that covers all code; its numbers mean nothing."""
-        return cls((1, 4), (32,), (1, 4), (1, 2), (1, 2), ("resnet18",), 32, 4, 3, 0.01, 1, 2, 5)
+        small = cls((1, 4), (32,), (1, 4), (1, 2), (1, 2), ("resnet18",), 32, 4, 3, 0.01, 1, 2, 5)
+        return replace(small, default_backbones=("resnet18",), doubt=(0.5,), pictures=6, growth=2)
 
 
 class Bare(nn.Module):
@@ -56,7 +65,7 @@ class Bare(nn.Module):
     def __init__(self, name: str, device: torch.device) -> None:
         super().__init__()
         model = getattr(torchvision.models, name)(weights=None)
-        model.fc = nn.Identity()
+        setattr(model, "fc" if hasattr(model, "fc") else "classifier", nn.Identity())
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         model = model.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
         self.model = model.to(self.dtype)

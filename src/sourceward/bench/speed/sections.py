@@ -9,9 +9,16 @@ from typing import Any
 import torch
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.bench.speed import prediction, training
+from sourceward.bench.speed import data, default, growth, prediction, training
 from sourceward.bench.speed.models import SpeedPlan
 
+DEFAULT: dict[str, Callable[[torch.device, SpeedPlan], Any]] = {
+    "default": default.default_prediction,
+    "files": data.predict_from_files,
+    "growth": growth.growth_by_size,
+    "busy_fit": data.fit_beside_a_busy_process,
+    "frozen_fit": data.frozen_fit,
+}
 PREDICTION: dict[str, Callable[[torch.device, SpeedPlan], Any]] = {
     "chain": prediction.chain_beside_backbone,
     "axes": prediction.axes,
@@ -24,8 +31,8 @@ TRAINING: dict[str, Callable[[torch.device, SpeedPlan], Any]] = {
     "image_training": training.image_training,
     "compiled_training": partial(training.image_training, compiled=True),
 }
-SECTIONS = PREDICTION | TRAINING
-GROUPS = {"prediction": tuple(PREDICTION), "training": tuple(TRAINING)}
+SECTIONS = DEFAULT | PREDICTION | TRAINING
+GROUPS = {"costs": tuple(DEFAULT), "prediction": tuple(PREDICTION), "training": tuple(TRAINING)}
 
 
 def chosen(only: str, device: torch.device, image_size: int) -> tuple[str, ...]:

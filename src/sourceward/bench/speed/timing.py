@@ -10,22 +10,28 @@ import torch
 
 
 def timed(
-    function: Callable[[], Any], device: torch.device, *, repeats: int = 30, seconds: float = 1.0
+    function: Callable[[], Any],
+    device: torch.device,
+    *,
+    repeats: int = 30,
+    seconds: float = 1.0,
+    least: int = 3,
 ) -> dict[str, float]:
     """Return milliseconds of a call after warming up: median and quartiles of up to `repeats` calls.
 
     Args:
         function: what is timed; each call waits for the device.
         device: where it runs.
-        repeats: at most this many calls, at least 3.
+        repeats: at most this many calls.
         seconds: stop after about this long.
+        least: at least this many calls.
     """
-    for _ in range(2):
+    for _ in range(least - 1):
         function()
     wait(device)
     times: list[float] = []
     begin = time.perf_counter()
-    while len(times) < 3 or (len(times) < repeats and time.perf_counter() - begin < seconds):
+    while len(times) < least or (len(times) < repeats and time.perf_counter() - begin < seconds):
         start = time.perf_counter()
         function()
         wait(device)
