@@ -14,7 +14,6 @@ from sourceward.bench.experiments.scores import Scores, published_row
 from sourceward.bench.protocol.training import Training
 from sourceward.bench.published import published, targets_of
 from sourceward.data import open_dataset
-from sourceward.estimator import EnergyAdapter
 from sourceward.report.experiment import finding
 from sourceward.report.figures import save_figure
 from tests.helpers import make_domains
@@ -206,40 +205,15 @@ def test_some_targets_are_evaluated_alone(name, wanted, wrong, runs, tmp_path):
         reproduce(name, replace(given, targets=(wrong,)))
 
 
-def test_models_of_clean_images_are_kept(tmp_path, monkeypatch):
-    given = context(feature_file(tmp_path / "f.npz", DOMAINS["corruptions"]), tmp_path / "out")
-    first = reproduce("corruptions", given)["numbers"]
-    assert len(list((given.out / "models").rglob("estimator.safetensors"))) == 2
-    monkeypatch.setattr("sourceward.estimator.EnergyAdapter.fit", lambda *_: pytest.fail("trained again"))
-    assert reproduce("corruptions", given)["numbers"] == first
-
-
-def test_no_image_of_a_target_is_practised_on(tmp_path, monkeypatch):
-    """Targets are made of the images that validate: no copy of those may teach, under any corruption."""
-    seen, fit = [], EnergyAdapter.fit
-
-    def listen(self, X, y, **shifted):
-        seen.append((X, shifted.get("X_shifted", X[:0])))
-        return fit(self, X, y, **shifted)
-
-    monkeypatch.setattr(EnergyAdapter, "fit", listen)
-    training = Training(QUICK | {"image_size": 16}, "cpu", backbone="tiny:conv", weights=None, freeze=True)
-    folder = str(image_folder(tmp_path / "images"))
-    reproduce("corruptions", context(folder, tmp_path / "out", training=training))
-    clean = open_dataset(folder).of_domains(["a"])
-    trained = len(clean.train_val_indices()[0])
-    assert [len(rows) for pair in seen for rows in pair] == [trained, 0, trained, trained]
-    assert trained < len(clean)
-
-
 def test_images_are_corrupted_and_mapped(tmp_path):
     """Raw images: their corruptions through a frozen backbone, and a map through `fit`."""
     folder = str(image_folder(tmp_path / "images"))
-    settings = {k: v for k, v in TINY.items() if k in QUICK} | {"image_size": 16}
+    settings = {k: v for k, v in TINY.items() if k in QUICK} | {"image_size": 32}
     training = Training(settings, "cpu", backbone="tiny:conv", weights=None, freeze=True)
     given = context(folder, tmp_path / "c", training=training)
-    header = reproduce("corruptions", given)["tables"][0]["header"]
-    assert header[1:3] == ["gaussian_noise", "contrast"]
+    corrupted = reproduce("corruptions", given)
+    assert corrupted["tables"][0]["header"][1:3] == ["gaussian_noise", "contrast"]
+    assert len(corrupted["numbers"]["rows"]) == 4  # two kinds of negatives, without and with adaptation
     results = reproduce("maps", replace(given, out=tmp_path / "m", targets=("c",)), draw=draw)
     assert [figure["file"] for figure in results["figures"]] == ["map-images-c.svg"]
 
