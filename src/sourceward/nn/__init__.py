@@ -14,21 +14,3 @@ from sourceward.nn.heads import (
 )
 from sourceward.nn.network import Network, Projected
 from sourceward.nn.replay import ReplayBuffer
-
-__all__ = [
-    "HEADS",
-    "ConcatHead",
-    "DistilledStep",
-    "Folded",
-    "Head",
-    "LatentNet",
-    "LinearHead",
-    "Network",
-    "PooledPrototypeHead",
-    "Projected",
-    "PrototypeHead",
-    "ReplayBuffer",
-    "StackedEnergy",
-    "folded",
-    "frozen_call",
-]

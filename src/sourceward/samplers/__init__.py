@@ -7,23 +7,3 @@ from sourceward.samplers.langevin import langevin, langevin_unchecked
 from sourceward.samplers.mala import mala
 from sourceward.samplers.nesterov import nesterov
 from sourceward.samplers.run import Chain, generator_noise, keyed_noise, run
-
-__all__ = [
-    "SAMPLERS",
-    "Chain",
-    "Info",
-    "Noise",
-    "State",
-    "StepSettings",
-    "Target",
-    "distilled",
-    "fused_langevin",
-    "generator_noise",
-    "keyed_noise",
-    "langevin",
-    "langevin_unchecked",
-    "mala",
-    "nesterov",
-    "run",
-    "run_chain",
-]

@@ -105,17 +105,12 @@ def fused_langevin(
     checked: bool = True,
     record: Record = False,
 ) -> Chain:
-    """Take `num_steps` Langevin steps from `feature` on the energies of all sources.
+    """Take `num_steps` Langevin steps on the energies of all sources: `run_chain` without a kernel.
 
     Args:
-        weights: of all sources.
-        feature: (sources, batch, dim), the starts.
-        bias: from `ChainWeights.bias`.
-        settings: of each step.
-        num_steps: 0 returns the starts themselves.
+        weights, feature, bias, settings, num_steps, record: as in `run_chain`.
         normals: `normals(k, n)` gives the noise of steps k to k + n.
         checked: refuse steps that raise the energy (`langevin`), or take every step (`langevin_unchecked`).
-        record: keep trajectory, energies and origins, or the "origins" alone.
     """
     quick = not record and not feature.is_cuda
     with torch.inference_mode() if quick else nullcontext():  # a tenth faster for one sample

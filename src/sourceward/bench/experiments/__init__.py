@@ -1,6 +1,6 @@
 """The paper's experiments: `sourceward reproduce NAME --data ...`; each module registers its own."""
 
-from sourceward.bench.experiments import (  # noqa: F401 (they register themselves)
+from sourceward.bench.experiments import (
     ablation,
     comparison,
     corruptions,
@@ -15,5 +15,3 @@ from sourceward.bench.experiments import (  # noqa: F401 (they register themselv
     variants,
 )
 from sourceward.bench.experiments.base import EXPERIMENTS, Context, Experiment, Outcome, list_experiments
-
-__all__ = ["EXPERIMENTS", "Context", "Experiment", "Outcome", "list_experiments"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.data.corruptions import blur, digital, noise, spatter, weather  # noqa: F401  they register corruptions
+from sourceward.data.corruptions import blur, digital, noise, spatter, weather
 from sourceward.data.corruptions._core import CORRUPTIONS, RECIPES, Corruption, quantise
 
 __all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "RECIPES", "TEST_CORRUPTIONS", "Corruption", "corrupt"]

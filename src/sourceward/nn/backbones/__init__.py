@@ -12,12 +12,3 @@ create_backbone("tiny:conv"), create_backbone("tiny:text")             no downlo
 from sourceward.nn.backbones.backbone import Backbone
 from sourceward.nn.backbones.factory import FAMILIES, create_backbone, list_backbones
 from sourceward.nn.backbones.preprocessing import ImagePreprocessing, TextPreprocessing
-
-__all__ = [
-    "FAMILIES",
-    "Backbone",
-    "ImagePreprocessing",
-    "TextPreprocessing",
-    "create_backbone",
-    "list_backbones",
-]
