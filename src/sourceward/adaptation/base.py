@@ -78,6 +78,11 @@ class AdaptationResult:
         """The same result with trust at another temperature; 1 is the probability of the label."""
         return replace(self, trust=trust.trust(self.probabilities, temperature))
 
+    @property
+    def label(self) -> np.ndarray:
+        """(n,): number of the most probable class."""
+        return self.probabilities.argmax(1)
+
     def __len__(self) -> int:
         return len(self.probabilities)
 

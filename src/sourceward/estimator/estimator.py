@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -14,12 +13,13 @@ from torch import Tensor
 from sourceward._util.storage import save_tensors
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation, keep_settings
+from sourceward.adaptation.stream import AdaptationStream
 from sourceward.estimator import input as given
 from sourceward.estimator.choosing import choose_adaptation
 from sourceward.estimator.file import describe, read
-from sourceward.estimator.network import fit_network
+from sourceward.estimator.network import fit_network, rescaled
 from sourceward.functional.source_weights import BY_ENERGY
-from sourceward.nn import Network, Projected
+from sourceward.nn import Network
 from sourceward.samplers import StepSettings
 from sourceward.settings import (
     AUTO,
@@ -190,7 +190,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         held = list(folds) if len(sources) >= MIN_SOURCES and chooses else []
         if held:
             choice = choose_adaptation(self, held, settings, shifted, tta, kept_gain)
-            settings, self.tta_, self.tta_threshold_, self.trust_ = choice[:4]
+            settings, self.tta_, self.tta_threshold_, self.trust_, self.stream_ = choice[:5]
             self.expected_gain_ = choice.expected_gain if auto or tta else None
         elif auto:
             settings = settings.off()
@@ -200,7 +200,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         """Take names, classes, width of the features and the seed, before any training."""
         self.classes_, self.sources_, self.n_features_in_ = np.asarray(classes), list(names), dim
         self._seed = given.drawn_seed(self.random_state, self.checkpoint)
-        self.tta_, self.tta_threshold_, self.expected_gain_, self.trust_ = "", None, None, None
+        self.tta_, self.tta_threshold_, self.expected_gain_, self.trust_, self.stream_ = "", *[None] * 4
 
     def set_network(self, network: Network, settings: AdaptSettings) -> "EnergyAdapter":
         """Take a trained network and the test-time settings that were chosen for it."""
@@ -221,8 +221,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         return settings if (self.adapts_ if auto else self.num_steps) else settings.off()
 
     def predict_proba(self, X: Any, sample_domain: Any = None) -> np.ndarray:
-        """Probability of each class, (n, classes). `sample_domain` is accepted for SKADA and never used:
-        a test sample's domain is unknown by assumption."""
+        """Probability of each class, (n, classes). `sample_domain` is for SKADA, and never used."""
         return self.adapt(X).probabilities
 
     def predict(self, X: Any, sample_domain: Any = None) -> np.ndarray:
@@ -258,14 +257,15 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         adapter = EnergyAdaptation(settings or self.settings_, numbers, trajectory)
         return given.check_finite(adapter(self.network_, feature))
 
-    @torch.no_grad()
+    def stream(self) -> AdaptationStream[np.ndarray]:
+        """An object that predicts samples in order and keeps a state; the estimator itself never does."""
+        check_is_fitted(self, "network_")
+        temperature = getattr(self.stream_, "temperature", 1.0)
+        return AdaptationStream(self.network_, self.adapt, lambda r: self.classes_[r.label], temperature)
+
     def rescale(self, X: Any) -> Tensor:
         """Features as the network takes them: projected, whitened and scaled, on its device."""
-        network = self.network_
-        raw = torch.as_tensor(np.asarray(X, dtype=np.float32)).to(network.scale.device)
-        if isinstance(network.backbone, Projected):
-            raw = network.backbone.project(raw)
-        return network.rescale(raw)
+        return rescaled(self.network_, X)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted estimator to one safetensors file."""
@@ -297,5 +297,4 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
 
     def _forget(self) -> None:
         """Leave nothing half fitted when a fit fails."""
-        for name in ("network_", "source_weights_", "trust_"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("network_", None), self.__dict__.pop("source_weights_", None)

@@ -14,6 +14,7 @@ from sourceward._util.storage import load_tensors
 from sourceward.nn import Network, Projected
 from sourceward.settings import AdaptSettings, TrainSettings
 from sourceward.validation.expected_gain import ExpectedGain
+from sourceward.validation.stream import StreamGains
 from sourceward.validation.trust import Trust
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def describe(estimator: "EnergyAdapter") -> dict[str, Any]:
         "tta_threshold": estimator.tta_threshold_,
         "expected_gain": None if gain is None else gain.to_dict(),
         "trust": None if estimator.trust_ is None else estimator.trust_.to_dict(),
+        "stream": None if estimator.stream_ is None else estimator.stream_.to_dict(),
         "dim": estimator.network_.dim,
     }
 
@@ -123,6 +125,8 @@ def restore(
     estimator.expected_gain_ = None if gain is None else ExpectedGain(**gain)
     trust = meta.get("trust")
     estimator.trust_ = None if trust is None else Trust.from_dict(trust)
+    stream = meta.get("stream")
+    estimator.stream_ = None if stream is None else StreamGains.from_dict(stream)
     settings: AdaptSettings = estimator._settings(meta["num_steps"])
     estimator.set_network(network, settings if meta["adapts"] else settings.off())
     estimator.n_iter_ = meta["n_iter"]

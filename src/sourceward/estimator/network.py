@@ -5,8 +5,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,3 +149,12 @@ def _train(
         log=log,
         progress=estimator.verbose,
     ).run()
+
+
+@torch.no_grad()
+def rescaled(network: Network, X: Any) -> Tensor:
+    """Features as a network takes them: projected, whitened and scaled, on its device."""
+    raw = torch.as_tensor(np.asarray(X, dtype=np.float32)).to(network.scale.device)
+    if isinstance(network.backbone, Projected):
+        raw = network.backbone.project(raw)
+    return network.rescale(raw)

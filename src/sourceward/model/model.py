@@ -22,6 +22,7 @@ from sourceward.adaptation.base import AdaptationResult, join
 from sourceward.adaptation.copies import Statistics, check_transforms
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.images import inner_backbone
+from sourceward.adaptation.stream import AdaptationStream
 from sourceward.data.loading import image_geometry, rows_per_chunk, rows_per_pass
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.input import check_finite, feature_matrix, source_numbers
@@ -191,6 +192,18 @@ class Model:
         aggregation = self.adapter.aggregation
         settings = replace(self.settings, num_steps=num_steps, aggregation=aggregation)
         return settings if num_steps else settings.off()
+
+    def stream(self) -> AdaptationStream[list[Prediction]]:
+        """An object that predicts inputs in order and keeps a state; the model itself never does."""
+        temperature = getattr(self.adapter.stream_, "temperature", 1.0)
+        return AdaptationStream(self.network, self.adapt, self.explain, temperature)
+
+    def calibrate(self, coverage: float) -> float:
+        """The trust below which to abstain so that this share of the held-out sources' samples is answered.
+        On an unseen domain the share differs: a harder one has less trust."""
+        if self.adapter.trust_ is None:
+            raise InputError("This model has no thresholds: `fit` estimates them with three or more sources.")
+        return self.adapter.trust_.threshold(coverage)
 
     def explain(self, result: AdaptationResult) -> list[Prediction]:
         """One `Prediction` for each row."""

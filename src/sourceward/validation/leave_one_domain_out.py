@@ -25,6 +25,7 @@ from sourceward.validation.cascade import KEPT_GAIN, choose_cascade
 from sourceward.validation.domains import domain_interval, is_safe, standard_errors
 from sourceward.validation.expected_gain import ExpectedGain
 from sourceward.validation.folds import Fold, Source
+from sourceward.validation.stream import Held, StreamGains, stream_gains
 from sourceward.validation.trust import Judged, Trust, fit_trust
 
 LENGTHS = (AdaptSettings.num_steps, 2, 0)
@@ -41,6 +42,7 @@ class Choice(NamedTuple):
     tta: str
     tta_threshold: float | None
     trust: Trust | None
+    stream: StreamGains | None
     expected_gain: ExpectedGain
 
 
@@ -134,8 +136,10 @@ def validate(
     shown = correct if adapts else right[0]
     gain = estimate([t.fold.held_out for t in trials], _changes(shown, off), off, chosen, names, adapts)
     gain = replace(gain, stopped=0.0 if cascade is None else cascade.stopped)
-    trust = fit_trust([Judged(p(names, threshold).probabilities, t.label) for t, p in zip(trials, predict)])
-    return Choice(chosen, names, threshold, trust, gain)
+    final = [p(names, threshold) for p in predict]
+    trust = fit_trust([Judged(result.probabilities, t.label) for t, result in zip(trials, final)])
+    held = [Held(t.fold.held_out, t.network, r, t.label, o) for t, r, o in zip(trials, final, off)]
+    return Choice(chosen, names, threshold, trust, stream_gains(held), gain)
 
 
 def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.ndarray]:
