@@ -119,7 +119,7 @@ class AdaptationStream(Generic[T]):
         )
 
     def inspect(self) -> dict[str, Any]:
-        """What the state holds: samples, guard, and how far each class has moved from the sources."""
+        """What the state holds: samples, guard, and how close each prototype is to the sources."""
         centers = _unit(self.network.centers.mean(0).cpu().numpy().astype(np.float64))
         return {
             "seen": self.seen,
