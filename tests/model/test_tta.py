@@ -190,6 +190,8 @@ def test_an_evaluation_obeys_the_threshold_and_says_how_many_stop(cascaded):
     )
     plain = cascaded.with_tta("").predict_proba(IMAGES).max(1)
     assert scores["mean"]["stopped"] == pytest.approx((plain >= cascaded.tta_threshold).mean())
+    every = cascaded.with_tta(cascaded.tta, cascade=False).predict_proba(IMAGES).argmax(1)
+    assert scores["mean"]["all_copies"] == pytest.approx((every == TARGET.labels).mean())
 
 
 def test_an_exported_model_obeys_the_threshold(cascaded):

@@ -1,6 +1,7 @@
 """`sourceward evaluate RUN DATA`: measure what adaptation changes on labelled domains."""
 
 import json as jsonlib
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -42,6 +43,7 @@ def evaluate(
     others. Domains that the model was trained on do not count in the mean, unless there are no others.
     Test-time augmentation is part of adaptation.
     """
+    from sourceward.bench.protocol.provenance import command, versions
     from sourceward.data import open_dataset
     from sourceward.model import evaluate as measure
 
@@ -49,7 +51,7 @@ def evaluate(
     dataset = open_dataset(data, **reader_options(option))
     result = measure(model, dataset, target=target or (), progress=bars(quiet))
     if json:
-        typer.echo(jsonlib.dumps(result, indent=2))
+        typer.echo(jsonlib.dumps(result | {"command": command(sys.argv), "versions": versions()}, indent=2))
     else:
         off = not model.tta and model.settings == model.settings.off()
         render(result, wide_console(), off, model.tta)

@@ -44,7 +44,8 @@ def evaluate(
 
     Returns:
         {"domains": {name: scores}, "mean": scores}; accuracies are between 0 and 1. The mean is over
-        the domains that the model was not trained on, if there are any.
+        the domains that the model was not trained on, if there are any. Where samples in doubt alone get
+        copies, `stopped` is the share of the others, and `all_copies` the accuracy with copies of every one.
     """
     dataset = open_dataset(data)
     if dataset.kind != model.kind:
@@ -65,12 +66,14 @@ def evaluate(
             domains[name], draws[name] = _scores(model, before, after, labels[rows], random)
             domains[name]["trained_on"] = name in model.sources
             if len(parts) > 1 and model.tta_threshold is not None:
-                plain = predict_copies(model.network, parts[:1], settings)
+                plain, full = (predict_copies(model.network, part, settings) for part in (parts[:1], parts))
                 domains[name]["stopped"] = float(1 - in_doubt(plain, model.tta_threshold).mean())
+                right = full.probabilities.argmax(1) == labels[rows]
+                domains[name]["all_copies"] = float(right.mean())
     averaged = [name for name, scores in domains.items() if not scores["trained_on"]] or list(domains)
     mean: dict[str, Any] = {
         key: float(np.mean([domains[name][key] for name in averaged]))
-        for key in ("unadapted", "adapted", "gain", "stopped")
+        for key in ("unadapted", "adapted", "gain", "stopped", "all_copies")
         if all(key in domains[name] for name in averaged)
     }
     mean |= _interval(np.mean([draws[name] for name in averaged], axis=0))
