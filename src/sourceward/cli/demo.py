@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+
+from sourceward.cli.options import terminal_table
 
 
 def demo(
@@ -45,40 +46,19 @@ def demo(
 
 
 def _print(results: dict[str, Any], out: Path, console: Console) -> None:
+    from sourceward.report.demo import accuracy_table, source_table
+
     console.print(f"[bold]{escape(results['headline'])}[/bold]", highlight=False)
-    console.print(_accuracy_table(results))
-    console.print(_source_table(results))
+    for title, table in (
+        ("Accuracy on unseen angles", accuracy_table(results)),
+        ("Each source's own predictions", source_table(results)),
+    ):
+        console.print(terminal_table(vars(table), title))
     for sentence in results["verdicts"]:
         console.print(escape(sentence), highlight=False)
     console.print(
         f"Took {results['seconds']:.0f} s. Open {escape(str(out / 'report.html'))}", highlight=False
     )
-
-
-def _accuracy_table(results: dict[str, Any]) -> Table:
-    from sourceward.report.demo import accuracy_rows
-
-    table = Table(title="Accuracy on unseen angles, %")
-    table.add_column("model")
-    for angle in results["targets"]:
-        table.add_column(f"{angle}°", justify="right")
-    table.add_column("mean", justify="right")
-    for name, row, mean in accuracy_rows(results):
-        table.add_row(name, *(f"{value:.1f}" for value in row), f"{mean:.1f}")
-    return table
-
-
-def _source_table(results: dict[str, Any]) -> Table:
-    table = Table(title="Each source's own predictions, without -> with adaptation")
-    for column in ("target", "source", "accuracy, %", "energy"):
-        table.add_column(column, justify="right")
-    for angle, target in results["targets"].items():
-        for source, row in target["per_source"].items():
-            accuracy = f"{row['without']:.1f} -> {row['with']:.1f}"
-            energy = f"{row['energy_before']:.2f} -> {row['energy_after']:.2f}"
-            table.add_row(f"{angle}°", f"{source}°", accuracy, energy)
-        table.add_section()
-    return table
 
 
 def _provenance(outcome: Any) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """Options that several subcommands share."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from sourceward._util.errors import InputError
 
@@ -130,6 +133,20 @@ def wide_console(stderr: bool = False) -> Console:
     """Return a console as wide as the terminal, or `WIDE` if the output goes to a file."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=WIDE)
+
+
+def terminal_table(table: Mapping[str, Any], title: str | None = None) -> Table:
+    """Return a table of results, the fields of `_util.tables.Table`, for the terminal."""
+    result = Table(title=title)
+    for number, column in enumerate(table["header"]):
+        result.add_column(escape(column), justify="right" if number else "left")
+    for number, row in enumerate(table["rows"]):
+        if number in table["groups"]:
+            result.add_section()
+            result.add_row(f"[dim]{escape(row[0])}[/dim]")
+        else:
+            result.add_row(*map(escape, row))
+    return result
 
 
 def bars(quiet: bool) -> bool | None:

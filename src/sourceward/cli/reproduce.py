@@ -7,8 +7,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from sourceward.cli.options import (
     Backbone,
@@ -22,6 +20,7 @@ from sourceward.cli.options import (
     Targets,
     Weights,
     seed_numbers,
+    terminal_table,
     training_settings,
     wide_console,
 )
@@ -90,21 +89,7 @@ def show(results: dict[str, Any], console: Console) -> None:
     from sourceward.report.experiment import finding
 
     for table in results["tables"]:
-        console.print(printable(table))
+        console.print(terminal_table(table))
         console.print(table["caption"], highlight=False, markup=False)
     for note in filter(None, (*results["notes"], finding(results))):
         console.print(note, highlight=False, markup=False)
-
-
-def printable(table: dict[str, Any]) -> Table:
-    """Return a table of results for the terminal."""
-    result = Table()
-    for number, column in enumerate(table["header"]):
-        result.add_column(escape(column), justify="right" if number else "left")
-    for number, row in enumerate(table["rows"]):
-        if number in table["groups"]:
-            result.add_section()
-            result.add_row(f"[dim]{escape(row[0])}[/dim]")
-        else:
-            result.add_row(*map(escape, row))
-    return result

@@ -56,29 +56,29 @@ def demo_page(results: dict[str, Any], shown: dict[str, Any]) -> Page:
     return Page(title, results["headline"], results["verdicts"], sections, footer)
 
 
-def accuracy_rows(results: dict[str, Any]) -> list[tuple[str, list[float], float]]:
-    """Return (model, accuracy per target, mean) of adaptation and of every control, for a table."""
+def accuracy_table(results: dict[str, Any]) -> Table:
+    """Return the accuracy on each target and in the mean, of adaptation and of every control."""
     targets, mean = results["targets"].values(), results["mean"]
     rows = [(name, [t[key] for t in targets], mean[key]) for name, key in OURS.items()]
     for name, value in mean["controls"].items():
         rows.append((f"control: {name}", [t["controls"][name] for t in targets], value))
-    return rows
+    header = ["accuracy, %", *(f"{angle}°" for angle in results["targets"]), "mean"]
+    best = max(range(len(rows)), key=lambda i: round(rows[i][-1], 1))
+    caption = (
+        "Bold: the best mean. The headline's interval is a bootstrap over test digits; it does not cover the "
+        "randomness of training."
+    )
+    lines = [[name, *(f"{v:.1f}" for v in row), f"{value:.1f}"] for name, row, value in rows]
+    return Table(header, lines, caption, strong=[best])
 
 
 def _accuracy(results: dict[str, Any]) -> Section:
-    header = ["accuracy, %", *(f"{angle}°" for angle in results["targets"]), "mean"]
-    rows = [[name, *(f"{v:.1f}" for v in row), f"{mean:.1f}"] for name, row, mean in accuracy_rows(results)]
-    best = max(range(len(rows)), key=lambda i: float(rows[i][-1]))
     saved, lost = (sum(t[kind] for t in results["targets"].values()) for kind in ("saved", "lost"))
     text = (
         "New digits at two new angles. Controls learn from the same data without adaptation. "
         f"Adaptation saved {saved:,} predictions and lost {lost:,}."
     )
-    caption = (
-        "Bold: the best mean. The headline's interval is a bootstrap over test digits; it does not cover the "
-        "randomness of training."
-    )
-    return Section("Does it help?", text, [Table(header, rows, caption, strong=[best])])
+    return Section("Does it help?", text, [accuracy_table(results)])
 
 
 def curve_panels(results: dict[str, Any]) -> list[dict[str, Any]]:
@@ -137,24 +137,28 @@ def _cards(shown: dict[str, Any], kind: str) -> list[Card]:
     ]
 
 
-def _sources(results: dict[str, Any]) -> Section:
-    header = ["source", "accuracy without, %", "with, %", "energy before", "after"]
+def source_table(results: dict[str, Any]) -> Table:
+    """Return the accuracy and the energy of each source's own predictions on each target."""
     rows: list[list[str]] = []
     groups: list[int] = []
     for angle, target in results["targets"].items():
         groups.append(len(rows))
         rows.append([f"target {angle}°"])
         for source, r in target["per_source"].items():
-            accuracy = [f"{r[key]:.1f}" for key in ("without", "with")]
-            rows.append(
-                [f"{source}°", *accuracy, *(f"{r[k]:.2f}" for k in ("energy_before", "energy_after"))]
-            )
+            numbers = [f"{r[k]:.1f}" for k in ("without", "with")]
+            numbers += [f"{r[k]:.2f}" for k in ("energy_before", "energy_after")]
+            rows.append([f"{source}°", *numbers])
+    header = ["source", "accuracy without, %", "with, %", "energy before", "after"]
+    return Table(header, rows, groups=groups)
+
+
+def _sources(results: dict[str, Any]) -> Section:
     text = (
         "Each source adapts the sample toward itself and classifies it; the prediction is the mean. Compare "
         "sources near to the target with far ones. A near source may lose because it was trained only on "
         "samples from its other side."
     )
-    return Section("What does each source predict?", text, [Table(header, rows, groups=groups)])
+    return Section("What does each source predict?", text, [source_table(results)])
 
 
 def _method(results: dict[str, Any]) -> Section:
