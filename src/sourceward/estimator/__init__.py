@@ -1,7 +1,7 @@
 """`EnergyAdapter`: the method for feature matrices.
 
-`estimator.py` is the class, `network.py` the procedure that trains its network. `input.py` checks what it is
-given, `sources.py` splits it into sources, `file.py` saves and restores.
+`estimator.py` is the class, `classifier.py` its scikit-learn methods, `network.py` the procedure that trains
+its network. `input.py` checks what it is given and splits it into sources, `file.py` saves and restores.
 """
 
 from sourceward.estimator.estimator import EnergyAdapter

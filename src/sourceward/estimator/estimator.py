@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from sourceward.adaptation.energy import EnergyAdaptation, keep_settings
 from sourceward.adaptation.stream import AdaptationStream
 from sourceward.estimator import input as given
 from sourceward.estimator.choosing import choose_adaptation
+from sourceward.estimator.classifier import DomainClassifier, warn_not_estimated
 from sourceward.estimator.file import describe, read
 from sourceward.estimator.network import fit_network, rescaled
 from sourceward.functional.source_weights import BY_ENERGY
@@ -38,7 +38,7 @@ from sourceward.validation.folds import MIN_SOURCES, Fold, Source, feature_folds
 from sourceward.validation.leave_one_domain_out import LENGTHS
 
 
-class EnergyAdapter(ClassifierMixin, BaseEstimator):
+class EnergyAdapter(DomainClassifier):
     """Classify samples of an unseen domain after adapting each one to the source domains.
 
     At prediction every sample takes Langevin steps down each source's energy, and the predictions of the
@@ -141,7 +141,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
             X: (n, dim) features.
             y: (n,) labels of any kind.
             sample_domain: (n,) source of each row, names or integers; as in SKADA a negative integer marks a
-                target row, which is left out. One source when None.
+                target row, which is left out. One source when None, or when it is one value.
             X_shifted: (m, dim) features of shifted samples that belong to no source, as more negatives.
                 Without them a single source takes its own samples under noise.
             y_shifted: (m,) their labels.
@@ -150,6 +150,7 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         self._forget()
         X, y = given.validated(self, X, y, reset=True)
         X, y, names, source = given.encode_sources(X, y, sample_domain)
+        warn_not_estimated(self.num_steps, self.aggregation, len(names), sample_domain is not None)
         self.classes_, label = np.unique(y, return_inverse=True)
         parts = given.split_sources(X, label, source, names, self.classes_, allow_missing)
         return self.fit_sources(parts, names, self.classes_, given.shifted_part(self, X_shifted, y_shifted))
@@ -219,15 +220,6 @@ class EnergyAdapter(ClassifierMixin, BaseEstimator):
         auto = self.num_steps == AUTO
         settings = self._settings(self.num_steps_ if auto else self.num_steps)
         return settings if (self.adapts_ if auto else self.num_steps) else settings.off()
-
-    def predict_proba(self, X: Any, sample_domain: Any = None) -> np.ndarray:
-        """Probability of each class, (n, classes). `sample_domain` is for SKADA, and never used."""
-        return self.adapt(X).probabilities
-
-    def predict(self, X: Any, sample_domain: Any = None) -> np.ndarray:
-        """The most probable class of each sample."""
-        check_is_fitted(self, "network_")
-        return self.classes_[self.predict_proba(X).argmax(1)]
 
     def adapt(
         self, X: Any, *, sources: list[Any] | None = None, trajectory: bool = False

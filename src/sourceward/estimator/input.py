@@ -115,6 +115,8 @@ def encode_sources(
     if sample_domain is None:
         return X, y, ["source"], np.zeros(len(X), dtype=np.int64)
     domain = _plain(np.asarray(sample_domain))
+    if domain.ndim == 0:  # one value for all rows, as in SKADA
+        domain = np.repeat(domain, len(X))
     if domain.shape != (len(X),):
         raise InputError(
             f"Expected `sample_domain` to have one entry per row of X, shape ({len(X)},), "
