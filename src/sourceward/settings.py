@@ -27,9 +27,8 @@ WHITEN = True
 KL_WEIGHT = 0.02
 """Default weight of KL(q(z|d) || p(z|x)), for features of norm sqrt(dim)."""
 
-PAPER = "paper"
+PAPER, RELEASED_KL_WEIGHT = "paper", 0.1
 """The KL weight that is equivalent to the released code's: see `kl_weight_of`."""
-RELEASED_KL_WEIGHT = 0.1
 
 PAPER_ADAPTER: dict[str, Any] = {
     "num_steps": 20,
@@ -39,22 +38,18 @@ PAPER_ADAPTER: dict[str, Any] = {
     "kl_weight": PAPER,
     "train": {"feature_noise": 0.0},
 }
-"""The paper's configuration of `EnergyAdapter`: prototype head, no whitening, the released KL
-weight, 20 steps, the mean of the sources. Learning rates and iterations stay ours: the paper's are for a
-trained backbone."""
+"""The paper's configuration for features. Learning rates and iterations stay ours: its own train a backbone."""
 
-SCHEDULES = ("cosine", "step", "constant")
-SUPERVISE = ("all", "last")
-OPTIMIZERS = ("adamw", "adam")
+SCHEDULES, SUPERVISE, OPTIMIZERS = ("cosine", "step", "constant"), ("all", "last"), ("adamw", "adam")
 CHAIN_LATENTS = ("prior", "posterior", "both")
 
 
 def kl_weight_of(kl_weight: float | str, dim: int) -> float:
     """The weight of the KL for features of width `dim`: the number itself, or 0.1 / dim for `paper`.
 
-    The released code weights the KL by 0.1, with logits x . z and features of norm r. Ours are
-    x . z / sqrt(dim) with features of norm sqrt(dim), so the same logits need means r times as long. At the
-    same standard deviations their KL is r^2 times as large, and r^2 is about dim for the paper's backbones.
+    The released code has 0.1 with logits x . z and features of norm r. Our logits are x . z / sqrt(dim) with
+    features of norm sqrt(dim): the same logits need means r times as long, whose KL is r^2 times as large at
+    the same standard deviations, and r^2 is about dim for the paper's backbones.
 
     >>> kl_weight_of("paper", 2048) == 0.1 / 2048, kl_weight_of(0.02, 2048)
     (True, 0.02)
@@ -65,10 +60,7 @@ def kl_weight_of(kl_weight: float | str, dim: int) -> float:
 def check_kl_weight(kl_weight: Any) -> None:
     """Refuse what is neither a number of 0 or more nor `paper`."""
     if kl_weight != PAPER and not (isinstance(kl_weight, Real) and 0 <= float(kl_weight) < float("inf")):
-        raise InputError(
-            f"Expected `kl_weight` to be 0 or more, or 'paper' for the released code's weight, but got "
-            f"{kl_weight!r}."
-        )
+        raise InputError(f"Expected `kl_weight` to be 0 or more, or 'paper', but got {kl_weight!r}.")
 
 
 @dataclass(frozen=True)
