@@ -38,7 +38,7 @@ PAPER_ADAPTER: dict[str, Any] = {
     "kl_weight": PAPER,
     "train": {"feature_noise": 0.0},
 }
-"""The paper's configuration for features. Learning rates and iterations are ours: its own train a backbone."""
+"""The paper's configuration for features, with our learning rates: its own are for a trained backbone."""
 
 SCHEDULES, SUPERVISE, OPTIMIZERS = ("cosine", "step", "constant"), ("all", "last"), ("adamw", "adam")
 CHAIN_LATENTS = ("prior", "posterior", "both")
