@@ -28,10 +28,9 @@ def export(
     """Write the whole prediction to one file that runs without sourceward.
 
     The file takes uint8 images, token ids or float features, any number of rows, and returns probabilities,
-    those of each source, energies before and after adaptation, and the agreement of the sources. Noise is
-    off in it. It is checked against the model with 1, 2 and 7 rows, and is not written if any output differs
-    by more than 1e-4. Beside it are `<name>.preprocess.json`, which says how to prepare the inputs, and the
-    model card `<name>.md`.
+    those of each source, energies before and after adaptation, trust and agreement. Noise is off in it. It is
+    checked against the model with 1, 2 and 7 rows, and is not written if an output differs by more than 1e-4.
+    Beside it are `<name>.preprocess.json`, which says how to prepare the inputs, and the card `<name>.md`.
     """
     from sourceward.deploy.export import check_path
     from sourceward.deploy.export import export as write

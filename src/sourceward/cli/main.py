@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "Measure accuracy with and without adaptation on labelled domains.",
     "predict": "Predict files: to a .csv or .jsonl, or to a folder of Parquet files of any size.",
     "export": "Write a model as one .onnx or .pt2 file that runs without sourceward.",
+    "serve": "Serve a model over HTTP, with a web page.",
     "bench": "Compare adaptation methods by leave-one-domain-out; `bench speed` measures cost.",
     "reproduce": "Run an experiment of the paper, next to the published numbers.",
     "report": "Write the HTML page of a bench or an experiment.",

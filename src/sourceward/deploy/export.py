@@ -145,7 +145,7 @@ class ExportedFile:
 def _check(path: Path, quiet: Model, samples: Any) -> dict[str, Any]:
     """Compare the file with the model; returns the largest difference of each output."""
     file, expected = ExportedFile(path), quiet.adapt(samples)
-    largest = dict.fromkeys(OUTPUTS[:4], 0.0)
+    largest = dict.fromkeys(OUTPUTS[:-1], 0.0)  # not the agreement, which jumps where two classes tie
     for rows in BATCHES:
         for name, found in zip(largest, file(graph_inputs(quiet, samples[:rows]))):
             wanted = getattr(expected, name)[:rows]

@@ -33,10 +33,15 @@ def preprocess(model: Model, noise_std: float, noise: dict[str, Any]) -> dict[st
             "per_source": {"dtype": "float32", "shape": ["batch", sources, classes]},
             "energy_before": {"dtype": "float32", "shape": ["batch", sources]},
             "energy_after": {"dtype": "float32", "shape": ["batch", sources]},
+            "trust": {
+                "dtype": "float32",
+                "shape": ["batch"],
+                "meaning": "estimated probability that the most probable class is right",
+            },
             "agreement": {
                 "dtype": "float32",
                 "shape": ["batch"],
-                "meaning": "share of the sources that predict the same class as all of them together",
+                "meaning": "share of the predictions of copies and sources that are the predicted class",
             },
         },
         "classes": list(model.classes),

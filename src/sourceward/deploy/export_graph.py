@@ -19,8 +19,8 @@ from sourceward.nn import folded
 from sourceward.samplers import Chain, Noise, Target, run
 from sourceward.samplers.distilled import concatenate
 
-OUTPUTS = ("probabilities", "per_source", "energy_before", "energy_after", "agreement")
-"""(batch, classes), (batch, sources, classes), (batch, sources) twice, (batch,)."""
+OUTPUTS = ("probabilities", "per_source", "energy_before", "energy_after", "trust", "agreement")
+"""(batch, classes), (batch, sources, classes), (batch, sources) twice, (batch,) twice."""
 
 INPUTS = {"image": ("images",), "text": ("input_ids", "attention_mask"), "features": ("features",)}
 """Names of the inputs, by what the model reads."""
@@ -43,7 +43,7 @@ def agreement(per_source: Tensor, probabilities: Tensor) -> Tensor:
     """Share of the sources whose most probable class is the predicted one: (batch,).
 
     Args:
-        per_source: (batch, sources, classes).
+        per_source: ([copies,] batch, sources, classes).
         probabilities: (batch, classes).
 
     >>> agreement(torch.tensor([[[0.9, 0.1], [0.4, 0.6]]]), torch.tensor([[0.7, 0.3]]))
@@ -85,7 +85,8 @@ class ExportGraph(nn.Module):
         tokens = {"input_ids": inputs, "attention_mask": attention_mask}
         given = tokens if self.kind == "text" else inputs
         probabilities, per_source, before, after = self._predict(self.network.features(given))  # type: ignore[arg-type]
-        return probabilities, per_source, before, after, agreement(per_source, probabilities)
+        same = agreement(per_source, probabilities)
+        return probabilities, per_source, before, after, self._trust(probabilities), same
 
     def _averaged(self, images: Tensor) -> tuple[Tensor, ...]:
         """Predict the images and their copies as rows of one batch, and average the probabilities."""
@@ -95,11 +96,18 @@ class ExportGraph(nn.Module):
         probability, sources, before, after = copies
         shares = (weights / weights.sum()).view(-1, 1, 1)
         probabilities, per_source = (probability * shares).sum(0), (sources * shares.unsqueeze(-1)).sum(0)
+        same = (agreement(sources, probabilities) * shares[..., 0]).sum(0)
         if self.threshold is not None:  # a sample that is predicted with confidence needs no copies
             stops = probability[0].amax(-1, keepdim=True) >= self.threshold
             probabilities = torch.where(stops, probability[0], probabilities)
             per_source = torch.where(stops.unsqueeze(-1), sources[0], per_source)
-        return probabilities, per_source, before[0], after[0], agreement(per_source, probabilities)
+            same = torch.where(stops[:, 0], agreement(sources[0], probability[0]), same)
+        return probabilities, per_source, before[0], after[0], self._trust(probabilities), same
+
+    def _trust(self, probabilities: Tensor) -> Tensor:
+        """`functional.trust.trust` as tensors."""
+        log = probabilities.clamp_min(torch.finfo(torch.float32).tiny).log() / self.settings.temperature
+        return log.softmax(-1).amax(-1)
 
     def _predict(self, feature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Probabilities, those of each source, and energies, the first axis the row."""
