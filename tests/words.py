@@ -54,7 +54,8 @@ WORDS = (
     OldWord(
         r"\b(styles?|styled)\b",
         "Fourier amplitudes, Fourier amplitude mixing, feature statistics",
-        r"\b(code|coding|docstring|line|font|table|border) styles?\b|</?style\b|\bstyle ?=|\bstyle transfer\b"
+        r"\b(code|coding|docstring|line|font|table|border) styles?\b|</?style\b|\bstyle-src\b|\bstyle ?="
+        r"|\bstyle transfer\b"
         r"|fourier[ -](based )?style calibration|style normali[sz]ation and restitution"
         r"|test-time style shifting|^style$",
     ),
