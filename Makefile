@@ -2,10 +2,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo-ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs dist check-install clean
 
-demo: $(READY)  ## Train, adapt, print the table, write demo/report.html
+demo: $(DEMO_READY)  ## Train, adapt, print the table, write demo/report.html
 	$(BIN)/sourceward demo --out demo
 
 test: $(READY)  ## The whole test suite, doctests included
@@ -17,11 +18,30 @@ lint: $(READY)  ## Style, types, and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(READY)  ## The documentation site, in site/; a warning is an error
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict --quiet
+
+dist: $(READY)  ## Wheel and source archive, in dist/
+	$(BIN)/python -m build --no-isolation --outdir dist
+
+check-install: dist  ## Install the wheel with its dependencies into an empty environment (a large download)
+	rm -rf build/check-install
+	$(PYTHON) -m venv build/check-install
+	build/check-install/bin/pip install --quiet "$$(ls dist/*.whl)[cli,report]"
+	build/check-install/bin/sourceward --help
+	build/check-install/bin/python -c "import sourceward; sourceward.EnergyAdapter"
+
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@ $(DEMO_READY)
+
+$(DEMO_READY): pyproject.toml  # a fraction of the development packages; see docs/install.md
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[cli,report]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo build dist site
