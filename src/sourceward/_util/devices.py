@@ -18,12 +18,17 @@ def choose_device(name: str | torch.device) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"Expected `device` to be 'cpu', 'cuda' or 'auto', but got {name!r}.") from None
+        known = device.type in ("cpu", "cuda")
+    except (RuntimeError, TypeError):
+        known = False
+    if not known:
+        raise InputError(f"Expected `device` to be 'cpu', 'cuda' or 'auto', but got {name!r}.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(
             f"Device {str(name)!r} was requested, but no CUDA device is available. Use 'cpu' or 'auto'."
         )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"Expected one of {torch.cuda.device_count()} CUDA devices, but got {str(name)!r}.")
     return device
 
 

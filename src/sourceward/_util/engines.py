@@ -2,6 +2,8 @@
 
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -75,7 +77,7 @@ def _pool(function: Callable[[Any], Any], jobs: Mapping[int, Any], workers: int)
     threads = _threads_each(workers)
     # Not forked: a child may wait for ever for locks that threads of its parent hold.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _limit_threads, (threads,)) as pool:
+    with ProcessPoolExecutor(workers, context, _start_worker, (threads, os.getpid())) as pool:
         numbers = {pool.submit(function, job): number for number, job in jobs.items()}
         for future in as_completed(numbers):
             error = future.exception()
@@ -89,10 +91,18 @@ def _threads_each(workers: int) -> int:
     return max(1, min(torch.get_num_threads(), available_cores() // workers))
 
 
-def _limit_threads(threads: int) -> None:
+def _start_worker(threads: int, parent: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process once its parent is gone, which may have been killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _ray(function: Callable[[Any], Any], jobs: Iterable[Any], workers: int) -> Iterator[Outcome]:

@@ -192,6 +192,29 @@ def open_folder(path: str | Path) -> Path:
     return path
 
 
+@contextmanager
+def held_folder(path: str | Path) -> Iterator[None]:
+    """Hold a folder, as long as the context or this process lasts; refuse one that another process holds."""
+    open_folder(path)
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise InputError(
+            f"Another process is writing to '{path}'. Wait until it has finished, or name another folder."
+        ) from None
+    except OSError:  # some network file systems have no locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
 def tensor_hash(tensors: "dict[str, Tensor]") -> str:
     """Return a hash of names and values."""
     import torch

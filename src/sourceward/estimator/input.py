@@ -30,11 +30,22 @@ def validated(estimator: "EnergyAdapter", X: Any, y: Any = "no_validation", *, r
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinity, and found below
             checked = validate_data(estimator, X, y, dtype=np.float32, reset=reset, ensure_all_finite=False)
         if not isinstance(y, str):
+            _check_labels(checked[1])
             check_classification_targets(checked[1])
     except ValueError as error:
         raise InputError(str(error)) from None
     check_finite_rows(checked if isinstance(y, str) else checked[0])
     return checked
+
+
+def _check_labels(y: np.ndarray) -> None:
+    """Refuse labels that a file cannot hold, before the training rather than when it is saved."""
+    plain = all(isinstance(v, str | int | float | bool) for v in y.tolist()) if y.dtype == object else None
+    if plain is False or (plain is None and y.dtype.kind not in "biufU"):
+        what = type(y[0]).__name__
+        raise ValueError(
+            f"Expected labels that are text or numbers, but got {what}. Convert them, as by str."
+        )
 
 
 def feature_matrix(X: Any, width: int) -> np.ndarray:

@@ -9,6 +9,7 @@ Run the same call again after a kill, and it goes on to the same bits; after the
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import nn
 from sourceward._util.cost import Meter
 from sourceward._util.devices import choose_device, join_processes
 from sourceward._util.errors import InputError
+from sourceward._util.storage import held_folder
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.features import corrupted_features, extract_corrupted, extract_features
@@ -103,7 +105,8 @@ def fit(
         board = open_board(folder.path) if tensorboard and processes.is_main else None
         context = Context(folder, plan, seed, processes, place, progress, board)
         info = configuration | {"software": software()}
-        return _fit(sources, body, trains, context, info)
+        with held_folder(out) if processes.is_main else nullcontext():
+            return _fit(sources, body, trains, context, info)
     except (OSError, SafetensorError) as error:
         raise InputError(f"Could not write the run to '{out}': {error}. Is the disk full?") from error
 

@@ -40,11 +40,20 @@ def class_centers(feature: Tensor, label: Tensor, num_classes: int) -> tuple[Ten
 def principal_components(feature: Tensor, dim: int) -> Tensor:
     """The `dim` directions of greatest variance of (batch, wide) features, as columns: (wide, dim).
 
+    Fewer than `dim` where the rows do not vary in as many: n rows vary in n - 1 directions at most.
+
     >>> principal_components(torch.tensor([[1.0, 0.1], [3.0, 0.0], [5.0, 0.1]]), 1).abs().round().flatten()
     tensor([1., 0.])
     """
     centred = feature.double() - feature.double().mean(0)
-    directions = torch.linalg.eigh(centred.T @ centred)[1].flip(1)[:, :dim]
+    if (
+        len(centred) < centred.shape[1]
+    ):  # the products of the rows are the smaller matrix: seconds, not minutes
+        variance, weights = (values.flip(-1) for values in torch.linalg.eigh(centred @ centred.T))
+        count = max(int((variance > 1e-12 * variance[0]).sum()), 1)
+        directions = torch.nn.functional.normalize(centred.T @ weights[:, : min(dim, count)], dim=0)
+    else:
+        directions = torch.linalg.eigh(centred.T @ centred)[1].flip(1)[:, :dim]
     largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
     # The sign of an eigenvector is arbitrary; and only memory in one order gives the same bits when loaded.
     return (directions * largest.sign()).float().contiguous()

@@ -9,7 +9,7 @@ and accepts no step to a point whose energy is not finite.
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -75,9 +75,10 @@ class StepSettings:
     def __post_init__(self) -> None:
         for name in ("step_size", "noise_std"):
             value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
+            number: Any = value
+            if not isinstance(value, Real) or not 0 <= number < float("inf"):
                 raise InputError(f"Expected `{name}` to be 0 or more, but got {value!r}.")
-            if float(value) > LARGEST:  # its square and products with features are float32
+            if number > LARGEST:  # its square and products with features are float32
                 raise InputError(f"Expected `{name}` to be at most {LARGEST:g}, but got {value!r}.")
         if not self.clip > 0:
             raise InputError(f"Expected `clip` to be larger than 0, but got {self.clip}.")

@@ -1,5 +1,6 @@
 """Preprocessing that belongs to pretrained weights."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,6 +38,7 @@ class ImagePreprocessing:
     keep_aspect: bool = True
 
     def __post_init__(self) -> None:
+        check_limit("image_pixels", math.prod(self.size), "An image of the model's size")
         if self.interpolation not in INTERPOLATIONS:
             raise InputError(
                 f"Expected `interpolation` to be one of {', '.join(INTERPOLATIONS)}, "
@@ -146,7 +148,6 @@ def from_dict(kind: str, values: Mapping[str, Any]) -> Preprocessing:
             or not 0 < share <= 1
         ):
             raise ValueError(f"`preprocessing` cannot be {dict(values)}")
-        check_limit("image_pixels", size[0] * size[1], "An image of the model's size")
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return ImagePreprocessing(**fields) if kind == "image" else TextPreprocessing(**fields)
 

@@ -1,14 +1,15 @@
 """Load weights from a file into a network, or raise an error that says why they do not fit."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from torch import Tensor, nn
 
 from sourceward._util.errors import InputError
+from sourceward._util.reading import regular_size
 
 CLASSIFIER_LAYERS = (
     "fc",
@@ -40,20 +41,19 @@ def is_default(weights: Weights | None) -> bool:
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Read tensors by name from a .safetensors file, or from a state dict that holds only tensors."""
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         path = path / "model.safetensors"
-    if not path.is_file():
+    if regular_size(path) is None:
         raise InputError(
             f"Expected `weights` to be 'default', none or a file, but there is no file {str(path)!r}."
         )
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # a damaged pickle makes its reader raise whatever it runs into
         detail = (str(error).strip() or "empty file").splitlines()[0]
         raise InputError(
             f"Could not read weights from {str(path)!r}: expected a complete .safetensors file or a state "
@@ -65,7 +65,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         )
     if not isinstance(loaded, Mapping) or not any(isinstance(v, Tensor) for v in loaded.values()):
         raise InputError(f"Expected tensors by name in {str(path)!r}, but got {type(loaded).__name__}.")
-    return {key: value for key, value in loaded.items() if isinstance(value, Tensor)}
+    return {str(key): value for key, value in loaded.items() if isinstance(value, Tensor)}
 
 
 def load_weights(network: nn.Module, weights: Weights, *, label: str) -> None:
