@@ -260,7 +260,7 @@ class AdaptSettings:
         return replace(self, aggregation="energy") if self.aggregation == "learned" else self
 
 
-MOST = {"num_steps": 100_000, "num_draws": 10_000}
+MOST = {"num_steps": 10_000, "num_draws": 1_000}
 """Largest numbers that are no slip of the pen."""
 
 
