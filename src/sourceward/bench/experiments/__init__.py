@@ -6,12 +6,14 @@ from sourceward.bench.experiments import (
     corruptions,
     cost,
     gaps,
+    harm,
     latent,
     maps,
     selection,
     sources,
     steps,
     trajectories,
+    unseen,
     variants,
 )
 from sourceward.bench.experiments.base import EXPERIMENTS, Context, Experiment, Outcome, list_experiments
