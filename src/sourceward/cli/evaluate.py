@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sourceward.cli.options import (
+    Allow,
     Data,
     Device,
     Json,
@@ -31,6 +32,7 @@ def evaluate(
     target: Annotated[list[str] | None, typer.Option(help="A domain to evaluate; may be repeated.")] = None,
     num_steps: NumSteps = None,
     tta: Tta = None,
+    allow: Allow = "sample",
     option: Option = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -42,6 +44,9 @@ def evaluate(
     Without --target, it evaluates the domains that the model was not trained on, or all if there are no
     others. Domains that the model was trained on do not count in the mean, unless there are no others.
     Test-time augmentation is part of adaptation.
+
+    A second table has the error of the samples that are answered where those of least trust are left out, and
+    the thresholds for `predict --abstain-below` that leave out as many samples of the held-out sources.
     """
     from sourceward.bench.protocol.provenance import command, versions
     from sourceward.data import open_dataset
@@ -49,11 +54,11 @@ def evaluate(
 
     model = load_model(run, device, num_steps, tta)
     dataset = open_dataset(data, **reader_options(option))
-    result = measure(model, dataset, target=target or (), progress=bars(quiet))
+    result = measure(model, dataset, target=target or (), allow=allow, progress=bars(quiet))
     if json:
         typer.echo(jsonlib.dumps(result | {"command": command(sys.argv), "versions": versions()}, indent=2))
     else:
-        off = not model.tta and model.settings == model.settings.off()
+        off = not model.tta and model.settings == model.settings.off() and allow == "sample"
         render(result, wide_console(), off, model.tta)
 
 
@@ -78,9 +83,28 @@ def render(result: dict[str, Any], console: Console, off: bool = False, tta: str
             "The model was trained on these domains; expect lower accuracy on others.", highlight=False
         )
     console.print(verdict(result["mean"], off, tta), highlight=False)
+    console.print(risk_table(result["domains"]))
     if "stopped" in result["mean"]:
         share = f"{100 * result['mean']['stopped']:.0f} %"
         console.print(f"{share} of the samples were confident enough to need no copies.", highlight=False)
+
+
+def risk_table(domains: dict[str, Any]) -> Table:
+    """Return the error at each coverage: a row for each domain, and one for the thresholds of trust."""
+    trust = {name: scores["trust"] for name, scores in domains.items()}
+    first = next(iter(trust.values()))
+    table = Table(title="Error of the most trusted samples, %")
+    table.add_column("answered")
+    for share in first["risk"]:
+        table.add_column(f"{100 * float(share):g} %", justify="right")
+    table.add_column("calibration error: confidence, trust", justify="right")
+    for name, own in trust.items():
+        gaps = ", ".join(_percent(*own["calibration_error"].values()))
+        table.add_row(escape(name), *_percent(*own["risk"].values()), gaps)
+    if first["thresholds"]:
+        table.add_section()
+        table.add_row("threshold of trust", *(f"{t:.2f}" for t in first["thresholds"].values()), "")
+    return table
 
 
 def verdict(scores: dict[str, Any], off: bool = False, tta: str = "") -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from sourceward.cli.options import (
     FREEZE_HINT,
+    Allow,
     Backbone,
     Data,
     Device,
@@ -64,6 +65,7 @@ def fit(
     allow_missing: AllowMissing = False,
     tensorboard: TensorBoard = False,
     save_features: SaveFeatures = None,
+    allow: Allow = "sample",
     profile: Annotated[
         bool, typer.Option("--profile", help="Also print the seconds of each part of the fit.")
     ] = False,
@@ -111,6 +113,10 @@ def fit(
     elif not quiet:
         again = [part for text in option or [] for part in ("--option", text)]
         _summary(model.info, out, shlex.join(["sourceward", "evaluate", out, data, *again]), finished)
+        if allow in ("stream", "batch"):
+            gains = model.adapter.stream_
+            gain = "not estimated: it needs three sources" if gains is None else getattr(gains, allow)
+            typer.echo(f"Expected gain where a {allow} is permitted: {gain}")
 
 
 def _changes(config: str | None, settings: list[str] | None, **flags: int | None) -> dict[str, Any]:

@@ -64,6 +64,13 @@ Threads = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Allow = Annotated[
+    str,
+    typer.Option(
+        help="What the deployment permits: each sample by itself (sample), samples in order with a state "
+        "(stream), or all of them at once (batch)."
+    ),
+]
 Tta = Annotated[
     str | None,
     typer.Option(

@@ -9,6 +9,7 @@ import typer
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.cli.options import (
+    Allow,
     Device,
     Json,
     NumSteps,
@@ -42,6 +43,15 @@ Jobs = Annotated[
     ),
 ]
 
+State = Annotated[
+    str | None,
+    typer.Option(help="File of the state for --allow stream: read if it is there, written at the end."),
+]
+AbstainBelow = Annotated[
+    float,
+    typer.Option(metavar="T", help="Give no label where trust is below T; `evaluate` prints thresholds."),
+]
+
 
 def predict(
     run: RunPath,
@@ -60,6 +70,9 @@ def predict(
     option: Option = None,
     num_steps: NumSteps = None,
     tta: Tta = None,
+    allow: Allow = "sample",
+    state: State = None,
+    abstain_below: AbstainBelow = 0.0,
     device: Device = "auto",
     threads: Threads = None,
     keep: Keep = "",
@@ -84,11 +97,13 @@ def predict(
     not_adapted: adaptation is off, or the number of steps is 0.
     energy_not_lower: no step lowered the energy of any source; the sample was not changed.
     nonfinite: adaptation gave NaN or infinity; the prediction is the unadapted one.
+    abstained: trust is below --abstain-below; there is no label.
     unreadable: the input could not be read; `reason` says why.
     """
     options = table_options(option)
     root = root or options.get("root")
     given: dict[str, Any] = {"num_steps": num_steps, "tta": tta, "device": device}
+    stateful = check_allowed(allow, state, abstain_below, is_folder(out))
     if is_folder(out):
         from sourceward.deploy.batch import predict_shards
         from sourceward.deploy.shards import parse_part
@@ -107,8 +122,31 @@ def predict(
 
     model = load_model(run, **given)
     read = {"column": column or options.get(model.kind), "delimiter": options.get("delimiter"), "root": root}
-    predicted, failures = predict_files(model, inputs, out, progress=bars(quiet), **read)
+    stream = model.stream() if stateful else None
+    if stream is not None and state is not None and Path(state).exists():
+        stream.load(state)
+    predicted, failures = predict_files(
+        model, inputs, out, stream=stream, abstain_below=abstain_below, progress=bars(quiet), **read
+    )
+    if stream is not None and state is not None:
+        stream.save(state)
     show_file(out, predicted, failures, json, quiet)
+
+
+def check_allowed(allow: str, state: str | None, abstain_below: float, folder: bool) -> bool:
+    """Refuse combinations that mean nothing; return whether a state is used."""
+    if allow not in ("sample", "stream"):
+        raise InputError(f"Expected --allow to be sample or stream for predictions, but got '{allow}'.")
+    if state is not None and allow == "sample":
+        raise InputError("Expected --allow stream beside --state: without a stream there is no state.")
+    if not 0 <= abstain_below <= 1:
+        raise InputError(f"Expected --abstain-below to be from 0 to 1, but got {abstain_below}.")
+    if folder and (allow == "stream" or abstain_below):
+        raise InputError(
+            "Expected a .csv or .jsonl file as --out beside --allow stream and --abstain-below: a folder is "
+            "predicted in parts, without order. Its column `trust` can be filtered afterwards."
+        )
+    return allow == "stream"
 
 
 def is_folder(out: str) -> bool:

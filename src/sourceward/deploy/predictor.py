@@ -32,8 +32,8 @@ class Predictor:
     arrays, PIL images, or {"bytes", "path"} as in `datasets`), whichever the model reads; other usual names,
     such as `path` and `embedding`, are found, too. An array in place of the dictionary is that column.
 
-    Output columns: `label`, `probability`, `status`, `reason`, and for each source `label_NAME`,
-    `energy_before_NAME` and `energy_after_NAME`.
+    Output columns: `label`, `probability`, `trust`, `agreement`, `status`, `reason`, and for each source
+    `label_NAME`, `energy_before_NAME` and `energy_after_NAME`.
 
     Args:
         run: a model folder, written by `fit`.
@@ -140,7 +140,7 @@ def answer_columns(
     names = np.array([*classes, ""])
     reason = np.array([*reasons, TOO_FAR])[:-1]  # wide enough for both
     label = np.full((len(readable), 1 + len(sources)), len(classes))
-    numbers = np.full((len(readable), 1 + 2 * len(sources)), np.nan, dtype=np.float32)
+    numbers = np.full((len(readable), 3 + 2 * len(sources)), np.nan, dtype=np.float32)
     status = np.full(len(readable), UNREADABLE, dtype="U16")
     if result is not None:
         finite = np.isfinite(result.probabilities).all(1)
@@ -148,15 +148,18 @@ def answer_columns(
         top = result.probabilities[np.arange(len(best)), best]
         found = np.column_stack([best, result.per_source.argmax(2)])
         label[readable] = np.where(finite[:, None], found, len(classes))
-        values = np.column_stack([top, result.energy_before, result.energy_after])
+        shares = top, result.trust, result.agreement
+        values = np.column_stack([*shares, result.energy_before, result.energy_after])
         numbers[readable] = np.where(finite[:, None], values, np.nan)
         status[readable] = np.where(finite, result.status, UNREADABLE)
         reason[readable] = np.where(finite, "", TOO_FAR)
-    columns = {"label": names[label[:, 0]], "probability": numbers[:, 0].copy(), "status": status}
-    columns["reason"] = reason
+    columns = {"label": names[label[:, 0]]}
+    for number, name in enumerate(("probability", "trust", "agreement")):
+        columns[name] = numbers[:, number].copy()
+    columns |= {"status": status, "reason": reason}
     for number, name in enumerate(sources, 1):
         columns[f"label_{name}"] = names[label[:, number]]
-    for kind, first in (("before", 1), ("after", 1 + len(sources))):
+    for kind, first in (("before", 3), ("after", 3 + len(sources))):
         for number, name in enumerate(sources, first):
             columns[f"energy_{kind}_{name}"] = numbers[:, number].copy()
     return columns

@@ -39,6 +39,10 @@ def fit_temperature(probability: np.ndarray, label: np.ndarray) -> float:
     """The temperature at which the labels are most likely."""
     from scipy.optimize import minimize_scalar
 
+    finite = np.isfinite(probability).all(1)
+    probability, label = probability[finite], label[finite]
+    if not len(label):
+        return 1.0
     rows = np.arange(len(label))
 
     def loss(log_temperature: float) -> float:

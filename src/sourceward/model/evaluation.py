@@ -11,15 +11,19 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.adaptation import AdaptationResult
+from sourceward.adaptation.base import select_rows
 from sourceward.adaptation.tta import CopyFeatures, copy_features, flat, in_doubt, predict_copies
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import encode, prepare_samples
 from sourceward.data.transforms import parse_transforms
 from sourceward.functional.metrics import interval, paired_draws
+from sourceward.functional.trust import calibration_gap, risk_coverage
 from sourceward.model.captured import copy_encoder
 from sourceward.model.items import PLURAL
 from sourceward.model.model import Model
+from sourceward.validation.stream import ALLOW, run_stream
+from sourceward.validation.trust import COVERAGES
 
 
 def evaluate(
@@ -28,11 +32,13 @@ def evaluate(
     *,
     target: str | Sequence[str] = (),
     num_steps: int | None = None,
+    allow: str = ALLOW[0],
     progress: bool | None = None,
 ) -> dict[str, Any]:
     """Measure accuracy on each domain, per source and aggregated, with a 95 % interval of the gain.
 
-    Test-time augmentation (`Model.with_tta`) is part of adaptation; the unadapted accuracy has none.
+    Test-time augmentation (`Model.with_tta`) is part of adaptation; the unadapted accuracy has none. Beside
+    accuracy it measures trust: calibration, and the error against the share of samples that are answered.
 
     Args:
         model: see `load`.
@@ -40,6 +46,8 @@ def evaluate(
         target: the domains to evaluate; by default those that the model was not trained on, or all if there
             are no others.
         num_steps: instead of the model's own.
+        allow: `sample` by sample, or with a state that every domain starts anew: a `stream` in random order,
+            or the whole domain as one `batch`.
         progress: show bars; None shows them if standard error is a terminal.
 
     Returns:
@@ -47,6 +55,8 @@ def evaluate(
         the domains that the model was not trained on, if there are any. Where samples in doubt alone get
         copies, `stopped` is the share of the others, and `all_copies` the accuracy with copies of every one.
     """
+    if allow not in ALLOW:
+        raise unknown_name("choice of `allow`,", allow, ALLOW)
     dataset = open_dataset(data)
     if dataset.kind != model.kind:
         raise InputError(f"This model reads {PLURAL[model.kind]}, but the data holds {PLURAL[dataset.kind]}.")
@@ -63,6 +73,7 @@ def evaluate(
             before = model.adapt_features(parts[0].feature, num_steps=0)
             settings = model.settings if num_steps is None else model.settings_for(num_steps)
             after = predict_copies(model.network, parts, settings, model.tta_threshold)
+            after = _with_state(model, after, allow)
             domains[name], draws[name] = _scores(model, before, after, labels[rows], random)
             domains[name]["trained_on"] = name in model.sources
             if len(parts) > 1 and model.tta_threshold is not None:
@@ -120,6 +131,32 @@ def dataset_copies(
     return found
 
 
+def _with_state(model: Model, result: AdaptationResult, allow: str) -> AdaptationResult:
+    """The predictions of a stream in random order, or of one batch, in the order of the rows."""
+    if allow == ALLOW[0]:
+        return result
+    order = np.random.default_rng(0).permutation(len(result))
+    temperature = getattr(model.adapter.stream_, "temperature", 1.0)
+    together = allow == ALLOW[2]
+    found = run_stream(model.network, select_rows(result, order), temperature=temperature, together=together)
+    return select_rows(found, np.argsort(order))
+
+
+def _trust(model: Model, result: AdaptationResult, right: np.ndarray) -> dict[str, Any]:
+    """Calibration, and the error among the most trusted share of the samples."""
+    fitted, confidence = model.adapter.trust_, result.probabilities.max(1)
+    thresholds = {} if fitted is None else {f"{c:g}": fitted.threshold(c) for c in COVERAGES}
+    return {
+        "calibration_error": {
+            "confidence": calibration_gap(confidence, right),
+            "trust": calibration_gap(result.trust, right),
+        },
+        "risk": {f"{c:g}": error for c, error in risk_coverage(result.trust, right, COVERAGES).items()},
+        "thresholds": thresholds,
+        "answered": {c: float((result.trust >= t).mean()) for c, t in thresholds.items()},
+    }
+
+
 def _scores(
     model: Model,
     before: AdaptationResult,
@@ -148,6 +185,7 @@ def _scores(
         **_interval(resampled),
         "per_source": per_source,
         "status": dict(Counter(after.status.tolist())),
+        "trust": _trust(model, after, right[1]),
     }
     return scores, resampled
 

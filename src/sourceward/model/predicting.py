@@ -1,6 +1,7 @@
 """Predict files and write a file of predictions: a row for every input, with a reason if it is unreadable."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
+from sourceward.adaptation.stream import AdaptationStream
 from sourceward.data.decode import Geometry, decode_image, map_threads, reason_of
 from sourceward.data.loading import image_geometry
 from sourceward.data.stored import StoredFile
@@ -20,6 +22,8 @@ from sourceward.model.prefetch import prefetch, send
 from sourceward.nn.backbones import ImagePreprocessing
 
 TOO_FAR = "so far from the sources that it has no finite prediction"
+
+ABSTAINED = "abstained"
 
 CHUNK = 256
 """Samples that are read and predicted at a time."""
@@ -33,6 +37,8 @@ def predict_files(
     column: str | None = None,
     delimiter: str | None = None,
     root: str | None = None,
+    stream: AdaptationStream[list[Prediction]] | None = None,
+    abstain_below: float = 0.0,
     progress: bool | None = None,
 ) -> tuple[int, list[Failure]]:
     """Write a row for every input to `out`; return the number of predictions, and the failures.
@@ -47,6 +53,8 @@ def predict_files(
         delimiter: of the table; by default a comma, or a tab in a .tsv.
         root: folder that the images of tables are relative to and must lie in; by default a path is relative
             to its table and may lead anywhere.
+        stream: of the model, to predict the inputs in order with its state.
+        abstain_below: where trust is lower, a row has the status `abstained` and no label.
         progress: show a bar; None shows it if standard error is a terminal.
     """
     writer = writer_for(Path(out), model.sources)
@@ -54,13 +62,15 @@ def predict_files(
     if not samples:
         raise InputError(f"Found nothing to predict in {', '.join(map(str, inputs))}.")
     failures: list[Failure] = []
-    with progress_bar(len(samples), "predicting", progress) as advance, atomic_text_file(out) as stream:
-        write = writer(stream)
+    with progress_bar(len(samples), "predicting", progress) as advance, atomic_text_file(out) as file:
+        write = writer(file)
         done = 0
         for chunk, values, readable in _read_chunks(model, samples):
-            predictions = iter([] if readable is None else _predict(model, readable))
+            predictions = iter([] if readable is None else _predict(model, readable, stream))
             for sample, value in zip(chunk, values):
                 answer = value if isinstance(value, Failure) else next(predictions)
+                if isinstance(answer, Prediction) and answer.trust < abstain_below:
+                    answer = replace(answer, label="", status=ABSTAINED)
                 answer = Failure(sample.name, TOO_FAR) if answer is None else answer
                 write(sample.name, answer)
                 failures += [answer] if isinstance(answer, Failure) else []
@@ -128,8 +138,11 @@ def _is_empty(file: StoredFile) -> bool:
     return file.size == 0
 
 
-def _predict(model: Model, values: Any) -> list[Prediction | None]:
+def _predict(
+    model: Model, values: Any, stream: AdaptationStream[list[Prediction]] | None
+) -> list[Prediction | None]:
     """A prediction for each value; None where it would not be finite."""
     result = model.adapt_images(values) if model.kind == "image" else model.adapt(values)
+    result = result if stream is None else stream.update(result)
     finite = np.isfinite(result.probabilities).all(1)
     return [found if ok else None for found, ok in zip(model.explain(result), finite)]

@@ -46,16 +46,16 @@ def _csv(stream: TextIO, sources: Sequence[str]) -> Write:
     table = csv.writer(stream)
     parts = ("label", "energy_before", "energy_after")
     columns = [f"{part}_{name}" for part in parts for name in sources]
-    table.writerow(["input", "label", "probability", "status", *columns, "reason"])
+    table.writerow(["input", "label", "probability", "trust", "agreement", "status", *columns, "reason"])
 
     def write(name: str, result: Prediction | Failure) -> None:
         if isinstance(result, Failure):
-            table.writerow([name, "", "", UNREADABLE, *[""] * len(columns), result.reason])
+            table.writerow([name, "", "", "", "", UNREADABLE, *[""] * len(columns), result.reason])
             return
         energies = [f"{e[s]:.6g}" for e in (result.energy_before, result.energy_after) for s in sources]
         labels = [result.source_labels[source] for source in sources]
-        label, probability = result.label, f"{result.probability:.6g}"
-        table.writerow([name, label, probability, result.status, *labels, *energies, ""])
+        shares = [f"{value:.6g}" for value in (result.probability, result.trust, result.agreement)]
+        table.writerow([name, result.label, *shares, result.status, *labels, *energies, ""])
 
     return write
 
