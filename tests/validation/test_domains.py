@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sourceward.validation.domains import domain_interval, is_safe, standard_errors
+from sourceward.validation.domains import PRIOR_DOF, PRIOR_SD, domain_interval, is_safe, standard_errors
 
 
 def test_the_interval_is_centred_on_the_mean_gain():
@@ -34,7 +34,7 @@ def test_the_gain_on_one_more_domain_is_less_certain_than_the_mean():
 def test_the_interval_covers_the_gain_on_a_new_domain_as_often_as_it_says():
     rng, inside = np.random.default_rng(0), 0
     for _ in range(2000):
-        spread = 0.006 * np.sqrt(1.5 / rng.chisquare(1.5))  # the prior
+        spread = PRIOR_SD * np.sqrt(PRIOR_DOF / rng.chisquare(PRIOR_DOF))  # the prior
         *gains, new = rng.normal(0.01, spread, 4)
         low, high = domain_interval(np.array(gains), new=True)
         inside += low <= new <= high

@@ -3,12 +3,12 @@
 The held-out sources are the sample, three to five of them, and not their rows. How far gains differ between
 domains cannot be known from so few, so the variance has a prior: a scaled inverse chi-squared distribution,
 fitted by maximum likelihood to the gains on held-out sources of every data set in `results/`
-(`results/domains/prior.json`).
+(`results/domains/results.json`).
 """
 
 import numpy as np
 
-PRIOR_DOF, PRIOR_SD = 1.5, 0.006
+PRIOR_DOF, PRIOR_SD = 2.0, 0.007
 """Of the standard deviation of gains between domains: degrees of freedom, and scale in shares of 1."""
 
 LEVEL = 0.9

@@ -198,7 +198,7 @@ def _predict(network: Network, raw: Tensor) -> AdaptationResult:
 
 
 def _fit(domains: Domains, sources: tuple[int, ...], context: Context) -> Network:
-    """Heads as `fit --freeze` trains them; the energies are not asked, and get one short chain."""
+    """Heads as `fit --freeze` trains them; the energies are not used, and get one short chain."""
     parts = []
     for place, own in enumerate(sources):
         others = [*sources[place + 1 :], *sources[:place]]
