@@ -1,6 +1,6 @@
 """Measure what each extra installs, in the environment that runs this, and write results/install.json.
 
-    python docs/measure_install.py
+python docs/measure_install.py
 """
 
 import json
@@ -45,7 +45,12 @@ def main() -> None:
         sizes = {name: megabytes(name) for name in found}
         cuda = sum(size for name, size in sizes.items() if name.startswith(CUDA))
         rows.append(
-            {"extras": extras, "packages": len(found), "MB": round(sum(sizes.values())), "of_it_CUDA_MB": round(cuda)}
+            {
+                "extras": extras,
+                "packages": len(found),
+                "MB": round(sum(sizes.values())),
+                "of_it_CUDA_MB": round(cuda),
+            }
         )
     result = {
         "command": "python docs/measure_install.py",
