@@ -62,7 +62,7 @@ def _row(parameter: Any) -> str:
 
 def settings() -> str:
     """Return a page that names the modules of the settings for mkdocstrings."""
-    about = "Settings of `EnergyAdapter(train=...)`, `sw.fit(settings=...)` and `sourceward fit --set NAME=VALUE`."
+    about = "For `EnergyAdapter(train=...)`, `sw.fit(settings=...)` and `sourceward fit --set NAME=VALUE`."
     return f"# Settings\n\n{about}\n\n" + "\n".join(f"::: sourceward.{module}\n" for module in SETTINGS)
 
 

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: links to files outside docs/ become their paths, since the site does not hold these files."""
+"""A hook of MkDocs: links to files outside docs/ become their paths, since the site does not hold them."""
 
 import posixpath
 import re

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Images with a frozen backbone
 #
-# A dataset of images is a folder `<domain>/<class>/<file>`. This tutorial writes a small one: digits 0, 1 and 2 in four
-# colours, one colour per domain.
+# A dataset of images is a folder `<domain>/<class>/<file>`. This tutorial writes a small one: digits 0, 1
+# and 2 in four colours, one colour per domain.
 
 # %%
 import tempfile
@@ -25,8 +25,9 @@ for number, (pixels, digit) in enumerate(zip(digits[:160], label)):
     Image.fromarray((grey[..., None] * colours[domain]).astype(np.uint8)).save(place / f"{number}.png")
 
 # %% [markdown]
-# `fit` with `freeze=True` computes the features of a pretrained backbone once, and trains heads and energies on them.
-# Leave `backbone` and `weights` out for a pretrained ResNet-18; `tiny:conv` needs no download. On the command line:
+# `fit` with `freeze=True` computes the features of a pretrained backbone once, and trains heads and
+# energies on them. Leave `backbone` and `weights` out for a pretrained ResNet-18; `tiny:conv` needs no
+# download. On the command line:
 #
 #     sourceward doctor photos/
 #     sourceward fit photos/ --target white --freeze --out run

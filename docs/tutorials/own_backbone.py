@@ -32,8 +32,8 @@ backbone = sw.create_backbone(module, image_size=16)
 print(backbone.dim)
 
 # %% [markdown]
-# Images in memory: uint8 (n, 3, height, width), with names of classes and domains. The class is the brighter half, the
-# domain a tint.
+# Images in memory: uint8 (n, 3, height, width), with names of classes and domains. The class is the
+# brighter half, the domain a tint.
 
 # %%
 random = np.random.default_rng(0)

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Texts
 #
-# A dataset of texts is a table (CSV, TSV or Parquet) with a text, a label and a domain per row. This tutorial writes
-# reviews of three shops and a new one.
+# A dataset of texts is a table (CSV, TSV or Parquet) with a text, a label and a domain per row. This
+# tutorial writes reviews of three shops and a new one.
 
 # %%
 import csv
@@ -23,8 +23,9 @@ with open(folder / "reviews.csv", "w", newline="") as stream:
                 table.writerow([f"a {tellings[number % 3]} {thing}, number {number}", label, domain])
 
 # %% [markdown]
-# `tiny:text` has random weights and needs no download: it shows the calls, not the quality. Leave `backbone` and `weights` out for DistilBERT (extra `text`). Columns with other
-# names are found by meaning, or named: `sw.open_dataset("reviews.csv", text="body", domain="shop")`.
+# `tiny:text` has random weights and needs no download: it shows the calls, not the quality. Leave
+# `backbone` and `weights` out for DistilBERT (extra `text`). Columns with other names are found by meaning,
+# or named: `sw.open_dataset("reviews.csv", text="body", domain="shop")`.
 
 # %%
 model = sw.fit(
