@@ -1,10 +1,13 @@
-"""A progress bar on standard error, by rich if it is installed, else plain text."""
+"""Progress on standard error: a bar on a terminal, else a line now and then."""
 
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
+
+LINE_SECONDS = 10.0
+"""Between two lines where there is no terminal; work that takes less prints nothing."""
 
 
 class Advance(Protocol):
@@ -18,10 +21,13 @@ def progress_bar(total: int, title: str, show: bool | None = None) -> Iterator[A
     Args:
         total: the final value of `done`.
         title: shown on the left.
-        show: True, False, or None to show it when standard error is a terminal.
+        show: True, False, or None for a bar on a terminal and a line every `LINE_SECONDS` elsewhere.
     """
-    if not (sys.stderr.isatty() if show is None else show):
+    if show is False:
         yield lambda done, note="": None
+        return
+    if show is None and not sys.stderr.isatty():
+        yield _lines(total, title)
         return
     try:
         from rich.console import Console
@@ -58,5 +64,20 @@ def _plain(total: int, title: str) -> Advance:
         if done >= total or now - last > 1:
             last = now
             print(f"\r{title} {done}/{total} {note}", end="\n" if done >= total else "", file=sys.stderr)
+
+    return advance
+
+
+def _lines(total: int, title: str) -> Advance:
+    start = last = time.monotonic()
+
+    def advance(done: int, note: str = "") -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= LINE_SECONDS:
+            last = now
+            left = (now - start) * (total - done) / max(done, 1)
+            times = f"{now - start:.0f} s, about {left:.0f} s left"
+            print(f"{title}: {done} of {total}, {times} {note}".rstrip(), file=sys.stderr, flush=True)
 
     return advance

@@ -21,6 +21,7 @@ COMMANDS = {
     "bench": "Compare adaptation methods by leave-one-domain-out; `bench speed` measures cost.",
     "reproduce": "Run an experiment of the paper, next to the published numbers.",
     "report": "Write the HTML page of a bench or an experiment.",
+    "cache": "Show what the cache on disk holds, or clear it.",
     "list": "List datasets, adapters, backbones, presets, transforms or experiments.",
 }
 """Each is a function of that name in the module of that name beside this file. The texts stand here so that

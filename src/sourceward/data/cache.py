@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import re
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +14,9 @@ from sourceward._util.errors import InputError
 from sourceward._util.storage import atomic_file
 from sourceward.data.dataset import DomainDataset
 
+OWN_FILES = re.compile(r"images/(.*/)?[0-9a-f]{24}\.(images|keys)\.npy|features/[0-9a-f]{32}\.safetensors")
+"""Files that the cache writes; nothing else in its folder is ever deleted."""
+
 
 def cache_folder() -> Path:
     """Return $SOURCEWARD_CACHE, else `sourceward` in $XDG_CACHE_HOME, else in ~/.cache."""
@@ -19,6 +24,38 @@ def cache_folder() -> Path:
     if given:
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sourceward"
+
+
+def cache_limit() -> float:
+    """Return the most bytes that the cache keeps: $SOURCEWARD_CACHE_GB, else 20 GB."""
+    given = os.environ.get("SOURCEWARD_CACHE_GB") or "20"
+    try:
+        return float(given) * 1e9
+    except ValueError:
+        raise InputError(f"Expected SOURCEWARD_CACHE_GB to be a number, but got {given!r}.") from None
+
+
+def cached_files() -> list[tuple[Path, os.stat_result]]:
+    """Return what the cache holds, the oldest first."""
+    found, folder = [], cache_folder()
+    for path in (*folder.glob("images/**/*.npy"), *folder.glob("features/*.safetensors")):
+        if OWN_FILES.fullmatch(path.relative_to(folder).as_posix()):
+            with suppress(OSError):  # another process may delete it meanwhile
+                found.append((path, path.stat()))
+    return sorted(found, key=lambda each: each[1].st_mtime_ns)
+
+
+def trim_cache(limit: float) -> int:
+    """Delete the oldest files until at most `limit` bytes are left; return how many bytes were deleted."""
+    files = cached_files()
+    excess, deleted = sum(stat.st_size for _, stat in files) - limit, 0
+    for path, stat in files:
+        if deleted >= excess:
+            break
+        with suppress(OSError):
+            path.unlink()
+            deleted += stat.st_size
+    return deleted
 
 
 def image_keys(dataset: DomainDataset) -> np.ndarray:
@@ -62,6 +99,7 @@ def store(folder: Path, keys: np.ndarray, images: np.ndarray) -> None:
         for kind, array in (("images", images), ("keys", keys)):
             with atomic_file(folder / f"{name}.{kind}.npy") as stream:
                 np.save(stream, array)
+        trim_cache(max(cache_limit(), images.nbytes + keys.nbytes + 1e6))  # never what was just written
     except (OSError, InputError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         warnings.warn(

@@ -17,6 +17,7 @@ from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
 from sourceward._util.storage import load_tensors, save_tensors, tensor_hash
 from sourceward.data import DomainDataset, cache_folder
+from sourceward.data.cache import cache_limit, trim_cache
 from sourceward.data.corrupting import corrupt_cycling, corruption_generator
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.image_ops import mix_amplitude_toward
@@ -147,6 +148,7 @@ def _kept(identity: str, backbone: Backbone, compute: Callable[[], Tensor]) -> n
         features = compute().cpu()
         with suppress(OSError, InputError):  # a cache that cannot be written costs time, nothing else
             save_tensors(file, {"features": features}, {"backbone": backbone.spec})
+            trim_cache(max(cache_limit(), file.stat().st_size))
     return features.numpy()
 
 

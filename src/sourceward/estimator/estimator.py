@@ -66,7 +66,7 @@ class EnergyAdapter(DomainClassifier):
         checkpoint: file to write during training and to go on from after a kill.
         device: `cpu`, `cuda` or `auto`.
         random_state: seed of everything random.
-        verbose: progress bar: True, False, or None for when standard error is a terminal.
+        verbose: progress bar: True, False, or None for a bar on a terminal, else a line every ten seconds.
 
     Example:
         >>> rng = np.random.default_rng(0)
