@@ -97,7 +97,7 @@ class AdaptationStream(Generic[T]):
         finite = np.isfinite(probability).all(1) & np.isfinite(feature).all(1) & (result.status != NONFINITE)
         used = np.zeros(len(result), dtype=bool)
         if together:
-            for row in np.flatnonzero(finite):
+            for row in np.random.default_rng(0).permutation(np.flatnonzero(finite)):  # a file may be sorted
                 self._learn(feature[row], probability[row])
             used = finite & self._balanced()
             for row in np.flatnonzero(used):
