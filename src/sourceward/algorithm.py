@@ -63,19 +63,11 @@ def objective(
     # Latents: prior p(z|x), and posterior q(z|d) of every class centre of the batch.
     prior = network.prior(feature)
     class_posterior = network.posterior(network.batch_centers(feature, label))
-    posterior = None if class_posterior is None else class_posterior.gather(label)
 
-    # First line: classify the sources' own samples, averaged over draws of z. It trains psi and phi.
-    drawn = []
-    for _ in range(settings.num_draws):
-        class_latent, latent = draw(class_posterior, generator), draw(posterior, generator)
-        drawn.append(network.head(feature, latent, class_latent))
-    logits = drawn[0] if settings.num_draws == 1 else torch.cat(drawn, dim=1)
-    pooled = feature.new_zeros(())
-    if network.head.pooled:
-        pooled_posterior = network.posterior(network.pooled_centers(feature, label))
-        pooled_logits = network.head(feature, latent, draw(pooled_posterior, generator))
-        pooled = settings.pooled_weight * cross_entropy(pooled_logits.flatten(0, 1), label.flatten())
+    # First line: classify the sources' own samples. It trains psi and phi.
+    logits, pooled, class_latent, posterior = _classify(
+        network, feature, label, class_posterior, settings, generator
+    )
 
     # From here on features and latents are constants: the energies train theta alone.
     latents = Latents(prior, class_posterior, posterior)
@@ -112,6 +104,30 @@ def objective(
     return loss._replace(total=loss.total + pooled)
 
 
+def _classify(
+    network: Network,
+    feature: Tensor,
+    label: Tensor,
+    class_posterior: Gaussian | None,
+    settings: TrainSettings,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor, Tensor | None, Gaussian | None]:
+    """Logits of every draw of z (sources, draws x batch, classes), loss of a pooled head, z of the classes, and
+    q(z|d) of each sample's class."""
+    class_latent = draw(class_posterior, generator)
+    posterior = None if class_posterior is None else class_posterior.gather(label)
+    latent = draw(posterior, generator)
+    drawn = [network.head(feature, latent, class_latent)]
+    for _ in range(settings.num_draws - 1):
+        drawn.append(network.head(feature, draw(posterior, generator), draw(class_posterior, generator)))
+    pooled = feature.new_zeros(())
+    if network.head.pooled:
+        pooled_posterior = network.posterior(network.pooled_centers(feature, label))
+        pooled_logits = network.head(feature, latent, draw(pooled_posterior, generator))
+        pooled = settings.pooled_weight * cross_entropy(pooled_logits.flatten(0, 1), label.flatten())
+    return drawn[0] if len(drawn) == 1 else torch.cat(drawn, dim=1), pooled, class_latent, posterior
+
+
 class Rows(NamedTuple):
     """Features (sources, rows, dim), their labels (sources, rows) and their latents."""
 
@@ -132,19 +148,18 @@ def _chain_starts(
     earlier chain ends. z is drawn once and fixed."""
     start, label = negatives(batch, settings.chains, settings.shift_noise, generator)
     start = replay.replace(start, label, settings.replay_share, generator)
-    feature, of = batch.feature, settings.chain_latent
+    feature = batch.feature
     if latents.class_posterior is None or latents.posterior is None:
         return Rows(feature, batch.label, None), Rows(start, label, None)
-    drawn: list[tuple[Tensor | None, Tensor | None]] = []  # z of the samples, z of the chain starts
-    if of != "posterior":
-        start_latent = draw(network.prior(start), generator)
-        drawn.append((draw(latents.prior, generator), start_latent))
-    if of != "prior":
-        start_latent = draw(latents.class_posterior.gather(label), generator)
-        drawn.append((draw(latents.posterior, generator), start_latent))
-    latent, start_latent = drawn[0]
-    if of == "both":
-        latent, start_latent = join(latent, drawn[1][0]), join(start_latent, drawn[1][1])
+    drawn = []  # z of the chain starts, z of the samples
+    if settings.chain_latent != "posterior":
+        drawn.append((draw(network.prior(start), generator), draw(latents.prior, generator)))
+    if settings.chain_latent != "prior":
+        start_posterior = latents.class_posterior.gather(label)
+        drawn.append((draw(start_posterior, generator), draw(latents.posterior, generator)))
+    start_latent, latent = drawn[0]
+    if settings.chain_latent == "both":
+        start_latent, latent = join(start_latent, drawn[1][0]), join(latent, drawn[1][1])
         feature, start, label = join(feature, feature), join(start, start), join(label, label)
     return Rows(feature, batch.label, detach(latent)), Rows(start, label, detach(start_latent))
 

@@ -19,7 +19,7 @@ AT_TEST_TIME = {"sample_domain": True, "allow_source": True}
 
 
 class DomainClassifier(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
-    """A classifier and transformer that asks for `sample_domain` when metadata routing is on.
+    """A classifier and transformer that requests `sample_domain` when metadata routing is on.
 
     `sample_domain` is read by `fit` alone. The other methods accept it, and SKADA's `allow_source`, and do
     not use them: a prediction depends on its own sample and on nothing else.
@@ -80,7 +80,7 @@ class DomainClassifier(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, 
 
 
 def warn_not_estimated(num_steps: Any, aggregation: str, sources: int, named: bool) -> None:
-    """Warn when too few sources leave out what the settings ask validation for."""
+    """Warn when too few sources leave out what the settings require of validation."""
     left_out = [
         *(["adaptation is off and its expected gain is not estimated"] if num_steps == AUTO else []),
         *(["source weights are not learned (`energy` is used)"] if aggregation == "learned" else []),
