@@ -24,7 +24,6 @@ from sourceward.functional import (
     Positive,
     cosine_to_sources,
     energy,
-    energy_and_grad,
     energy_zscore,
     eq7,
     eq10,
@@ -37,7 +36,7 @@ from sourceward.functional.gaussian import detach, draw, join
 from sourceward.functional.negatives import Batch, jitter, negatives
 from sourceward.functional.source_weights import evidence, score
 from sourceward.nn import Folded, Network, ReplayBuffer, folded, frozen_call
-from sourceward.samplers import Chain, Target, run_chain
+from sourceward.samplers import Chain, run_chain
 from sourceward.settings import AdaptSettings, TrainSettings
 
 
@@ -63,7 +62,6 @@ def objective(
     # Latents: prior p(z|x), and posterior q(z|d) of every class centre of the batch.
     prior = network.prior(feature)
     class_posterior = network.posterior(network.batch_centers(feature, label))
-
     # First line: classify the sources' own samples. It trains psi and phi.
     logits, pooled, class_latent, posterior = _classify(
         network, feature, label, class_posterior, settings, generator
@@ -112,8 +110,8 @@ def _classify(
     settings: TrainSettings,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Gaussian | None]:
-    """Logits of every draw of z (sources, draws x batch, classes), loss of a pooled head, z of the classes, and
-    q(z|d) of each sample's class."""
+    """Logits of every draw of z (sources, draws x batch, classes), loss of a pooled head, z of the classes,
+    and q(z|d) of each sample's class."""
     class_latent = draw(class_posterior, generator)
     posterior = None if class_posterior is None else class_posterior.gather(label)
     latent = draw(posterior, generator)
@@ -146,9 +144,11 @@ def _chain_starts(
 ) -> tuple[Rows, Rows]:
     """The sources' own samples, and where chains start: labelled samples of other sources, some replaced by
     earlier chain ends. z is drawn once and fixed."""
-    start, label = negatives(batch, settings.chains, settings.shift_noise, generator)
+    feature, (start, label) = (
+        batch.feature,
+        negatives(batch, settings.chains, settings.shift_noise, generator),
+    )
     start = replay.replace(start, label, settings.replay_share, generator)
-    feature = batch.feature
     if latents.class_posterior is None or latents.posterior is None:
         return Rows(feature, batch.label, None), Rows(start, label, None)
     drawn = []  # z of the chain starts, z of the samples
@@ -301,9 +301,3 @@ def aggregate(
         after = energy_zscore(energies[1], fold.energy_quantiles)
         values.append(score(evidence(per_source, similarity, zscore, after), settings.source_weights))
     return AGGREGATIONS[name](*(values if sources is None else select_sources(sources, *values)))
-
-
-def energy_target(weights: EnergyWeights, latent: Tensor | None) -> Target:
-    """E^i(.|z) as a sampler's target; what does not change along the chain is computed once."""
-    bias = latent_bias(weights, latent)
-    return Target(lambda x: energy(weights, x, bias), lambda x: energy_and_grad(weights, x, bias))

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from sourceward._util.errors import InputError
 from sourceward.adaptation.copies import CopyEncoder, Statistics
-from sourceward.algorithm import aggregate, draw_latent, energy_target
+from sourceward.algorithm import aggregate, draw_latent
 from sourceward.functional.distilled import StartPoint, distilled_step
 from sourceward.functional.energy import latent_bias, swish
 from sourceward.model import Model
 from sourceward.nn import folded
-from sourceward.samplers import Chain, Noise, Target, run
+from sourceward.samplers import Chain, Noise, Target, energy_target, run
 from sourceward.samplers.distilled import concatenate
 
 OUTPUTS = ("probabilities", "per_source", "energy_before", "energy_after", "trust", "agreement")

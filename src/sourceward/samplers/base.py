@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError
 from sourceward._util.registry import Registry
+from sourceward.functional import EnergyWeights, energy, energy_and_grad, latent_bias
 
 
 class Target(NamedTuple):
@@ -25,6 +26,12 @@ class Target(NamedTuple):
     energy_and_grad: Callable[[Tensor], tuple[Tensor, Tensor]]
     distilled: Callable[[Tensor], Tensor] | None = None
     """The distilled map from a feature to about where its chain would end; None if none was trained."""
+
+
+def energy_target(weights: EnergyWeights, latent: Tensor | None) -> Target:
+    """E^i(.|z) as a sampler's target; what does not change along the chain is computed once."""
+    bias = latent_bias(weights, latent)
+    return Target(lambda x: energy(weights, x, bias), lambda x: energy_and_grad(weights, x, bias))
 
 
 class Noise(NamedTuple):

@@ -22,9 +22,9 @@ from sourceward.adaptation.base import (
 )
 from sourceward.adaptation.baselines.batches import concatenate_inputs, rebatch
 from sourceward.adaptation.baselines.classifier import encoder, ensemble_logits
-from sourceward.algorithm import energy_target
 from sourceward.functional.aggregation import log_mixture
 from sourceward.nn import Network
+from sourceward.samplers import energy_target
 
 ROWS_PER_TRANSFER = 256
 """Rows copied from the device together: a copy for every batch would make the device wait each time."""
