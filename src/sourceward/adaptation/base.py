@@ -86,6 +86,29 @@ class AdaptationResult:
     def __len__(self) -> int:
         return len(self.probabilities)
 
+    def __repr__(self) -> str:
+        n, sources, classes = self.per_source.shape
+        names, counts = np.unique(self.status, return_counts=True)
+        status = ", ".join(f"{name} {count}" for name, count in zip(names, counts))
+        lines = [f"AdaptationResult: {n} samples, {classes} classes, {sources} sources", f"status: {status}"]
+        if n:
+            fell = (self.energy_before - self.energy_after).mean()
+            lines.append(
+                f"means: trust {self.trust.mean():.3f}, agreement {self.agreement.mean():.3f}, "
+                f"{self.steps.mean():.1f} steps, energy lower by {fell:.3f}"
+            )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook, with the first ten samples."""
+        head = "".join(f"<th>{name}</th>" for name in ("", "class", "probability", "trust", "status"))
+        rows = "".join(
+            f"<tr><td>{i}</td><td>{self.label[i]}</td><td>{self.probabilities[i].max():.3f}</td>"
+            f"<td>{self.trust[i]:.3f}</td><td>{self.status[i]}</td></tr>"
+            for i in range(min(len(self), 10))
+        )
+        return f"<p>{repr(self).replace(chr(10), '<br>')}</p><table><tr>{head}</tr>{rows}</table>"
+
 
 def join(parts: Sequence[AdaptationResult]) -> AdaptationResult:
     """Concatenate results, rows in order."""

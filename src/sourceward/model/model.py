@@ -40,6 +40,7 @@ from sourceward.model.file import (
 from sourceward.model.items import PLURAL, describe, is_matrix, items_of, read_images
 from sourceward.model.prediction import Prediction, explain
 from sourceward.model.prefetch import prefetch, send
+from sourceward.model.summary import summary
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.folded import clear_folded
@@ -61,6 +62,8 @@ class Model:
     tta: str = ""
     info: dict[str, Any] = field(default_factory=dict)
     cascade: bool = True
+
+    __repr__ = summary
 
     @property
     def network(self) -> Network:

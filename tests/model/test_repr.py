@@ -1,0 +1,26 @@
+"""What a model and a result print is a few lines."""
+
+import numpy as np
+
+import sourceward as sw
+from sourceward.adaptation.base import select_rows
+from tests.helpers import QUICK, make_domains
+from tests.tiny_runs import fit_tiny, four_features
+
+
+def test_model(tmp_path):
+    model = fit_tiny(four_features(), tmp_path / "run", target="d")
+    shown = repr(model)
+    assert "3 classes: x, y, z\n3 sources: a, b, c" in shown
+    assert "expected gain: not estimated" in shown
+    assert shown.count("\n") < 6
+
+
+def test_result():
+    X, y, domain = make_domains()
+    result = sw.EnergyAdapter(**QUICK).fit(X, y, domain).adapt(X)
+    assert repr(result).startswith("AdaptationResult: 120 samples, 3 classes, 3 sources\nstatus: ")
+    assert repr(result).count("\n") == 2
+    assert result._repr_html_().count("<tr>") == 11
+    empty = select_rows(result, np.zeros(len(result), bool))
+    assert "0 samples" in repr(empty)
