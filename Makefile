@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo-ready
 
-.PHONY: demo test lint docs dist check-install clean
+.PHONY: demo test lint docs dist check-install clean fuzz
 
 demo: $(DEMO_READY)  ## Train, adapt, print the table, write demo/report.html
 	$(BIN)/sourceward demo --out demo
@@ -42,6 +42,9 @@ $(DEMO_READY): pyproject.toml  # a fraction of the development packages; see doc
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[cli,report]'
 	touch $@
+
+fuzz: $(READY)  ## 10,000 damaged or odd inputs; writes results/fuzz.json
+	$(BIN)/python -m tests.fuzz.campaign --out results/fuzz.json
 
 clean:
 	rm -rf $(VENV) demo build dist site

@@ -1,0 +1,276 @@
+"""The kinds of cases: each makes one odd input and uses it as a user would.
+
+A case returns "used" or "refused". Anything but our own errors is a finding, and so is a `Finding`.
+"""
+
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from safetensors.numpy import save as save_safetensors
+
+from sourceward import EnergyAdapter, load, open_dataset
+from sourceward._util.errors import InputError
+from sourceward.data.decode import Geometry, decode_image
+from sourceward.model.inputs import Failure, find_inputs
+from tests.fuzz.mutate import WORDS, damage, odd_json, pick
+from tests.helpers import QUICK, make_domains
+from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
+
+Random = np.random.Generator
+
+
+class Finding(AssertionError):
+    """Something that must not happen, and raises nothing by itself."""
+
+
+@dataclass
+class World:
+    """What all cases share: a folder to work in, and trained models with their predictions."""
+
+    folder: Path
+    models: dict[str, tuple[Path, Any, np.ndarray]]
+    estimator: tuple[bytes, np.ndarray, np.ndarray]
+    loaded: Any = None
+    """The model of features."""
+
+    @classmethod
+    def create(cls, folder: Path) -> "World":
+        features, images = tiny_features().items[:3], tiny_images().items[:2]
+        models, loaded = {}, None
+        for name, data, inputs in (
+            ("features", tiny_features(), features),
+            ("images", tiny_images(), images),
+        ):
+            model = fit_tiny(data, folder / "models" / name)
+            models[name] = (folder / "models" / name, inputs, model.predict_proba(inputs))
+            loaded = loaded or model
+        rows, label, source = make_domains(rows=15)
+        fitted = EnergyAdapter(**{**QUICK, "max_iter": 3}).fit(rows, label, sample_domain=source)
+        fitted.save(folder / "models" / "estimator")
+        saved = (folder / "models" / "estimator").read_bytes()
+        (folder / "work").mkdir()
+        return cls(folder, models, (saved, rows[:3], fitted.predict_proba(rows[:3])), loaded)
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+
+def image_bytes(rng: Random) -> bytes:
+    mode, kind = pick(rng, ("L", "RGB", "RGBA", "P", "1", "I;16", "CMYK")), pick(rng, FORMATS)
+    size = tuple(int(n) for n in rng.integers(1, 40, size=2))
+    image = Image.fromarray(rng.integers(0, 255, (size[1], size[0], 3), dtype=np.uint8))
+    image = Image.new("I;16", size, 300) if mode == "I;16" else image.convert(mode)
+    stream = io.BytesIO()
+    try:
+        options: dict[str, Any] = {"progressive": True} if kind == "JPEG" and rng.random() < 0.5 else {}
+        image.save(stream, kind, **options)
+    except (OSError, KeyError, ValueError):  # not every format has every mode
+        stream = io.BytesIO()
+        image.convert("RGB").save(stream, kind)
+    return stream.getvalue()
+
+
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000")
+
+
+def images(world: World, rng: Random) -> str:
+    data = damage(image_bytes(rng), rng)
+    shape = Geometry(pick(rng, (8, 16)), 8, pick(rng, ("crop", "exact")), pick(rng, (1.0, 0.875)))
+    found = decode_image(data, shape)
+    if found.shape != (3, shape.height, shape.width) or not np.array_equal(found, decode_image(data, shape)):
+        raise Finding("another image the second time")
+    return "used"
+
+
+def tables(world: World, rng: Random) -> str:
+    (world.work / "a.png").write_bytes(image_bytes(rng))
+    names = [
+        pick(rng, ("text", "path", "domain", "label", "split", "id", pick(rng, WORDS))) for _ in range(4)
+    ]
+    names[:3] = (pick(rng, ("text", "path")), "domain", "label") if rng.random() < 0.7 else names[:3]
+    rows = [[pick(rng, WORDS) for _ in names] for _ in range(int(rng.integers(0, 9)))]
+    suffix = pick(rng, (".csv", ".tsv", ".parquet"))
+    path = world.work / f"table{suffix}"
+    if suffix == ".parquet":
+        path.write_bytes(_parquet(names, rows, rng))
+    else:
+        line = "," if suffix == ".csv" else "\t"
+        text = "\n".join(line.join(row) for row in [names, *rows])
+        path.write_bytes(text.encode(pick(rng, ("utf-8", "utf-16", "latin-1")), "replace"))
+    if rng.random() < 0.5:
+        path.write_bytes(damage(path.read_bytes(), rng))
+    kind, root = pick(rng, ("text", "image")), pick(rng, (None, str(world.work)))
+    return _both(
+        lambda: [
+            item if isinstance(item, str) else item.read() for item in open_dataset(path, root=root).items
+        ],
+        lambda: [_value(sample) for sample in find_inputs(kind, [path], root=root)],
+    )
+
+
+def _parquet(names: list[str], rows: list[list[str]], rng: Random) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    makers = (
+        lambda column: pyarrow.array([word.encode("utf-8", "replace") for word in column]),
+        lambda column: pyarrow.array([word.encode("utf-8", "replace").decode() for word in column]),
+        lambda column: pyarrow.array(
+            [2**55 * min(len(word), 20) for word in column], pyarrow.timestamp("ms")
+        ),
+        lambda column: pyarrow.array([[len(word)] for word in column], pyarrow.list_(pyarrow.int64())),
+    )
+    columns = {
+        name.encode("utf-8", "replace").decode(): [row[i] for row in rows] for i, name in enumerate(names)
+    }
+    stream = io.BytesIO()
+    parquet.write_table(pyarrow.table({n: pick(rng, makers)(c) for n, c in columns.items()}), stream)
+    return stream.getvalue()
+
+
+def features(world: World, rng: Random) -> str:
+    plain = rng.random() < 0.4  # right in all but one thing
+    count, width = int(rng.integers(9 * plain, 20)), 5 if plain else int(rng.integers(0, 7))
+    kinds = ("<f4", "<f8", "<f2", ">f8", "<i4", "u1", "<c8", "<U3", "?", "<M8[s]")
+    with np.errstate(all="ignore"):
+        matrix = rng.normal(size=(count, width)) * pick(rng, (1, 1, 1, 1e6, 1e30, 1e300))
+        matrix = matrix.astype(pick(rng, kinds[: 4 if plain else None]))
+    if matrix.size and matrix.dtype.kind == "f" and rng.random() < 0.3:
+        matrix.flat[0] = pick(rng, (np.nan, np.inf, -np.inf))
+    arrays = {"features": matrix, "label": rng.integers(0, 3, count), "domain": rng.integers(0, 3, count)}
+    for name in ("classes", "domains", "is_validation", "held_out", "split"):
+        if rng.random() < 0.3 * (1 - plain):
+            arrays[name] = pick(
+                rng, (np.array("a"), np.array(["a", "b", "c"]), np.zeros((2, 2)), np.arange(count))
+            )
+    suffix = pick(rng, (".npz", ".npy", ".safetensors"))
+    path = world.work / f"features{suffix}"
+    stream = io.BytesIO()
+    if suffix == ".npz":
+        pick(rng, (np.savez, np.savez_compressed))(stream, **arrays)
+    elif suffix == ".npy":
+        np.save(stream, matrix)
+    else:
+        kept = {
+            name: array
+            for name, array in arrays.items()
+            if array.dtype.kind in "fiub" and array.dtype.isnative
+        }
+        stream.write(
+            save_safetensors(kept, metadata={"classes": pick(rng, ('["a","b","c"]', "a", "3", "[[1]]"))})
+        )
+    path.write_bytes(
+        stream.getvalue() if rng.random() < 0.4 + 0.4 * plain else damage(stream.getvalue(), rng)
+    )
+
+    def predict() -> Any:
+        rows = [sample.value for sample in find_inputs("features", [path])]
+        return np.isfinite(world.loaded.predict_proba(np.stack(rows))).all() if rows else None
+
+    return _both(lambda: open_dataset(path).items, predict)
+
+
+SIZES = (
+    *(b"\xff" * 4 + (-size).to_bytes(8, "big", signed=True) for size in (512, 1024, 1536)),
+    *(b"\x80" + size.to_bytes(11, "big") for size in (2**40, 2**80)),
+    b"77777777777\0",
+)
+"""Sizes in a header of a .tar: negative, which leads back, and huge."""
+
+
+def archives(world: World, rng: Random) -> str:
+    path = world.work / "a.tar"
+    with tarfile.open(path, "w", format=pick(rng, (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))) as archive:
+        for _ in range(int(rng.integers(1, 7))):
+            name = (
+                "/".join(pick(rng, ("a", "b", "..", "é" * 60, ".", "x" * 120)) for _ in range(2)) + "/1.png"
+            )
+            member = tarfile.TarInfo(name)
+            member.type = pick(
+                rng, (tarfile.REGTYPE,) * 6 + (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE)
+            )
+            member.linkname = pick(rng, ("", "/etc/hostname", name))
+            data = image_bytes(rng) if member.isreg() else b""
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    data = bytearray(path.read_bytes())
+    for _ in range(int(rng.integers(0, 3))):
+        starts = [place for place in range(0, len(data), 512) if data[place + 257 : place + 262] == b"ustar"]
+        header = int(pick(rng, starts or [0]))
+        field = pick(rng, ((124, 12), (124, 12), (156, 1), (0, 100), (345, 155), (257, 8)))
+        start = header + field[0]
+        odd = (rng.bytes(field[1]), b"\xff" * field[1], b"7" * field[1])
+        data[start : start + field[1]] = pick(rng, odd + SIZES if field[1] == 12 else odd)
+        if rng.random() < 0.7:
+            data[header + 148 : header + 156] = b" " * 8
+            data[header + 148 : header + 156] = b"%06o\0 " % sum(data[header : header + 512])
+    path.write_bytes(damage(bytes(data), rng) if rng.random() < 0.4 else data)
+
+    def read() -> None:
+        for item in open_dataset(path).items:
+            if len(item.read()) != item.size:
+                raise Finding("a file of the archive is shorter than listed")
+
+    return _both(read, lambda: [_value(sample) for sample in find_inputs("image", [path])])
+
+
+def model_folders(world: World, rng: Random) -> str:
+    source, inputs, expected = world.models[pick(rng, ("features", "images"))]
+    folder = world.work / "model"
+    shutil.copytree(source, folder)
+    draw = rng.random()
+    if draw < 0.4:  # damage, which checksums notice
+        file = folder / pick(rng, ("config.json", "config.json", "model.safetensors"))
+        file.write_bytes(damage(file.read_bytes(), rng))
+    elif draw < 0.5:
+        pick(rng, [path for path in folder.iterdir() if path.is_file()]).unlink()
+    else:  # somebody who knows of the checksum
+        config = json.loads((folder / "config.json").read_text())
+        config.pop("sha256")
+        config = odd_json(config, rng)
+        (folder / "config.json").write_text(json.dumps(config))
+    found = load(folder, "cpu").predict_proba(inputs)
+    if draw < 0.5 and not np.array_equal(found, expected):
+        raise Finding("a damaged folder predicts something else")
+    if not np.isfinite(found).all():
+        raise Finding("a prediction that is not finite")
+    return "used"
+
+
+def estimators(world: World, rng: Random) -> str:
+    data, inputs, expected = world.estimator
+    (world.work / "estimator").write_bytes(damage(data, rng))
+    if not np.array_equal(EnergyAdapter.load(world.work / "estimator").predict_proba(inputs), expected):
+        raise Finding("a damaged file predicts something else")
+    return "used"
+
+
+def _value(sample: Any) -> Any:
+    """What `predict` does with a sample that it found."""
+    if isinstance(sample.value, Failure | str):
+        return sample.value
+    try:
+        return decode_image(sample.value.read(), Geometry(8, 8))
+    except InputError:
+        return None
+
+
+def _both(*uses: Callable[[], Any]) -> str:
+    """Use an input in several ways; "used" if one of them took it."""
+    used = "refused"
+    for use in uses:
+        try:
+            use()
+            used = "used"
+        except InputError:
+            continue
+    return used
