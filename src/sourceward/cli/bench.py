@@ -77,7 +77,8 @@ def bench(
 ) -> None:
     """Train on all domains but one and evaluate every adapter on that one, for each domain and seed.
 
-    `sourceward bench speed` measures the cost of adaptation on this machine instead.
+    Three others: `bench speed` measures the cost of adaptation on this machine, `bench predict` that of
+    predicting large data, and `bench drift DATA...` how often `sourceward drift` alarms.
 
     Run the same command again after a kill: finished runs are not computed again. Exit code 3: some runs
     failed; the output says which and why.
@@ -86,6 +87,12 @@ def bench(
         from sourceward.cli.bench_speed import bench_speed
 
         bench_speed(out, device, json, quick, only)
+        return
+    if data[0] == "drift":
+        from sourceward.cli.bench_drift import bench_drift
+
+        wanted, options = [name for name in targets.split(",") if name], reader_options(option)
+        bench_drift(data[1:], out, wanted, backbone, weights, options, json, quick)
         return
     if only:
         raise InputError(f"Expected `--only` after `bench speed`, but got it for {' '.join(data)}.")

@@ -1,6 +1,7 @@
 """The `sourceward` command: imports the subcommand that was named and turns errors into exit codes.
 
-Exit codes: 0 done, 2 the input is wrong (one sentence on standard error), 1 a bug.
+Exit codes: 0 done, 2 the input is wrong (one sentence on standard error), 1 a bug; 3 is explained by the
+subcommands that use it.
 """
 
 import sys
@@ -18,6 +19,7 @@ COMMANDS = {
     "predict": "Predict files: to a .csv or .jsonl, or to a folder of Parquet files of any size.",
     "export": "Write a model as one .onnx or .pt2 file that runs without sourceward.",
     "serve": "Serve a model over HTTP, with a web page.",
+    "drift": "Test whether predictions still come from a mixture of the sources.",
     "bench": "Compare adaptation methods by leave-one-domain-out; `bench speed` measures cost.",
     "reproduce": "Run an experiment of the paper, next to the published numbers.",
     "report": "Write the HTML page of a bench or an experiment.",

@@ -41,6 +41,7 @@ from sourceward.fitting.checks import (
     validation_rows,
 )
 from sourceward.model import Model, load
+from sourceward.model.held_out import held_out_statistics
 from sourceward.nn.backbones import Backbone
 from sourceward.settings import AUTO
 from sourceward.training.configuration import NONE, FitSettings
@@ -130,6 +131,8 @@ def _fit(
     elif processes.is_main:
         model = _on_frozen(sources, backbone, context, info)
     if processes.is_main:
+        unseen = np.concatenate(validation_rows(sources, context.settings))
+        model.network.held_out = held_out_statistics(model, sources.select(unseen), context.progress)
         model.save(folder.path)
         folder.tidy()
     processes.wait()

@@ -55,6 +55,9 @@ class Network(nn.Module):
     unwhite: Tensor | None
     amplitudes: Tensor | None
     """(sources, 3, height, width // 2 + 1): mean Fourier amplitude spectrum of each source's images."""
+    held_out: Tensor | None
+    """(rows, sources + 3): of samples that nothing was trained on, the energy of each source, confidence,
+    agreement and the number of their own source; drift is measured against them."""
     feature_statistics: FeatureStatistics | None
     """Channel statistics of the backbone's early maps for each source, for AdaIN."""
 
@@ -80,6 +83,7 @@ class Network(nn.Module):
         self.register_buffer("white", None)
         self.register_buffer("unwhite", None)
         self.register_buffer("amplitudes", None)
+        self.register_buffer("held_out", None)
         self.register_buffer("centers", torch.zeros(sources, classes, dim))
         self.register_buffer("energy_quantiles", LEVELS.repeat(sources, 1))
         self.register_buffer("lda_scale", torch.zeros(()))
@@ -210,8 +214,9 @@ class Network(nn.Module):
         for name in ("white", "unwhite"):
             if prefix + name in state and getattr(self, name) is None:
                 setattr(self, name, torch.zeros(self.dim, self.dim).to(self.scale))
-        if self.amplitudes is None and f"{prefix}amplitudes" in state:
-            self.amplitudes = torch.zeros_like(state[f"{prefix}amplitudes"], device=self.scale.device)
+        for name in ("amplitudes", "held_out"):
+            if prefix + name in state and getattr(self, name) is None:
+                setattr(self, name, torch.zeros_like(state[prefix + name], device=self.scale.device))
         inner = f"{prefix}feature_statistics."
         if self.feature_statistics is None and any(name.startswith(inner) for name in state):
             self.feature_statistics = FeatureStatistics.like(state, inner).to(self.scale.device)
