@@ -49,8 +49,15 @@ Steps = Annotated[str, typer.Option(help="Numbers of steps of ebtsa, by comma.")
 Selection = Annotated[str, typer.Option(help="source, last, or oracle (looks at the target).")]
 Engine = Annotated[str, typer.Option(help="local, or ray for a cluster (RAY_ADDRESS).")]
 Jobs = Annotated[int, typer.Option(help="Processes on this machine.")]
-Quick = Annotated[bool, typer.Option("--quick", help="`bench speed` in seconds, to try it.")]
-Only = Annotated[str, typer.Option(help="Of `bench speed`: prediction, training, or sections, by comma.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="`bench speed`, `predict` or `drift` in seconds, to try it.")
+]
+Only = Annotated[
+    str,
+    typer.Option(
+        help="Sections, by comma, of `bench speed` (or prediction, training) and of `bench predict`."
+    ),
+]
 
 
 def bench(
@@ -87,6 +94,11 @@ def bench(
         from sourceward.cli.bench_speed import bench_speed
 
         bench_speed(out, device, json, quick, only)
+        return
+    if data == ["predict"]:
+        from sourceward.cli.bench_predict import bench_predict
+
+        bench_predict(out, json, quick, only)
         return
     if data[0] == "drift":
         from sourceward.cli.bench_drift import bench_drift
