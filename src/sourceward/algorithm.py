@@ -62,6 +62,7 @@ def objective(
     # Latents: prior p(z|x), and posterior q(z|d) of every class centre of the batch.
     prior = network.prior(feature)
     class_posterior = network.posterior(network.batch_centers(feature, label))
+
     # First line: classify the sources' own samples. It trains psi and phi.
     logits, pooled, class_latent, posterior = _classify(
         network, feature, label, class_posterior, settings, generator
@@ -253,15 +254,8 @@ def adapt(
 def draw_latent(
     fold: Folded, feature: Tensor, latent: Gaussian | None, keys: Tensor, num_draws: int
 ) -> Tensor | None:
-    """z of each sample and draw from p(z|x), or its mean without draws: (sources, draws x batch, dim).
-
-    Args:
-        fold: the network.
-        feature: (batch, dim).
-        latent: replaces p(z|x).
-        keys: (batch,), the samples' own randomness.
-        num_draws: 0 for the mean.
-    """
+    """z of each feature (batch, dim) and draw from p(z|x), or from `latent` in its place; its mean without
+    draws: (sources, draws x batch, dim)."""
     if fold.latent is None:
         return None
     if latent is None and not num_draws:

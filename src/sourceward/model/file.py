@@ -12,7 +12,7 @@ import torch
 from sourceward._util.errors import InputError
 from sourceward._util.reading import inside, read_regular, regular_size
 from sourceward._util.schema import Optional, Whole, check, damaged, read_json, short
-from sourceward._util.storage import load_tensors, read_metadata
+from sourceward._util.storage import load_tensors, read_metadata, save_tensors, write_whole
 from sourceward.adaptation.copies import Statistics, check_transforms
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.file import describe, restore
@@ -60,6 +60,18 @@ def describe_model(model: "Model") -> dict[str, Any]:
         **model.info,
     }
     return json.loads(json.dumps(config))
+
+
+def write_folder(model: "Model", folder: Path) -> None:
+    """Write the files of a model; `config.json` comes last."""
+    from sourceward.model.card import model_card
+
+    save_tensors(folder / WEIGHTS, model.network.state_dict(), {"format_version": FORMAT_VERSION})
+    if model.backbone is not None:
+        model.backbone.save_assets(folder)
+    config = describe_model(model)
+    write_whole(folder / CARD, model_card(config))
+    write_whole(folder / CONFIG, config_text(folder, config))
 
 
 def read_folder(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
-from sourceward._util.storage import open_folder, save_tensors, write_whole
+from sourceward._util.storage import open_folder
 from sourceward.adaptation.base import AdaptationResult, join
 from sourceward.adaptation.copies import Statistics, check_transforms
 from sourceward.adaptation.energy import EnergyAdaptation
@@ -28,15 +28,7 @@ from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.input import check_finite, feature_matrix, source_numbers
 from sourceward.model.captured import adapt_images, forget_encoders
 from sourceward.model.encoding import encode_texts
-from sourceward.model.file import (
-    CARD,
-    CONFIG,
-    FORMAT_VERSION,
-    WEIGHTS,
-    config_text,
-    describe_model,
-    read_folder,
-)
+from sourceward.model.file import WEIGHTS, read_folder, write_folder
 from sourceward.model.items import PLURAL, describe, is_matrix, items_of, read_images
 from sourceward.model.prediction import Prediction, explain
 from sourceward.model.prefetch import prefetch, send
@@ -234,15 +226,7 @@ class Model:
 
     def save(self, folder: str | Path) -> None:
         """Write the folder. `config.json` comes last: a folder that has one is complete."""
-        from sourceward.model.card import model_card
-
-        folder = open_folder(folder)
-        save_tensors(folder / WEIGHTS, self.network.state_dict(), {"format_version": FORMAT_VERSION})
-        if self.backbone is not None:
-            self.backbone.save_assets(folder)
-        config = describe_model(self)
-        write_whole(folder / CARD, model_card(config))
-        write_whole(folder / CONFIG, config_text(folder, config))
+        write_folder(self, open_folder(folder))
 
     @classmethod
     def load(
