@@ -1,5 +1,10 @@
 """Two real processes on the loopback: they draw different batches and end with the same weights."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -37,9 +42,22 @@ def work(data, out, learner, settings, kill_at):
     out.with_name(f"{out.name}-{rank}.txt").write_text(" ".join(hashes))
 
 
+KNOWN = {part.__name__: part for part in (FineTuner, Trainer, tiny_features, tiny_images)}
+RUN = "import sys; from tests.test_fitting_two_processes import run; run(sys.argv[1])"
+
+
+def run(arguments):
+    """Start `work` twice, in a process that has no threads yet: those of a forked one would wait for ever."""
+    from accelerate import debug_launcher
+
+    data, out, learner, settings, kill_at = json.loads(arguments)
+    debug_launcher(work, (KNOWN[data], Path(out), KNOWN[learner], settings, kill_at), num_processes=2)
+
+
 def launch(data, out, learner=Trainer, settings=None, kill_at=-1):
-    launcher = pytest.importorskip("accelerate").debug_launcher
-    launcher(work, (data, out, learner, settings or {}, kill_at), num_processes=2)
+    pytest.importorskip("accelerate")
+    arguments = json.dumps([data.__name__, str(out), learner.__name__, settings or {}, kill_at])
+    subprocess.run([sys.executable, "-c", RUN, arguments], check=True, timeout=240)
     files = [out.with_name(f"{out.name}-{rank}.txt") for rank in range(2)]
     return [file.read_text().split() for file in files if file.exists()]
 
