@@ -86,8 +86,8 @@ def test_status_depends_on_the_sources_in_use():
 def test_status_of_chains_that_diverge(draws):
     network, rows = make_network("concat"), make_rows()
     with torch.no_grad():
-        network.head.hidden.weight.mul_(1e4)
-    diverging = {"num_draws": draws, "sampler": "langevin_unchecked", "step_size": 1e38}
+        network.head.hidden.weight.mul_(1e32)
+    diverging = {"num_draws": draws, "sampler": "langevin_unchecked", "step_size": 1e9}
     adapter = EnergyAdaptation(settings(**diverging), record=True)
     adapted, plain = adapter(network, rows), run(rows, network, num_steps=0, num_draws=draws)
     lost = adapted.status == "nonfinite"

@@ -13,6 +13,8 @@ from sourceward.deploy import batch
 from tests.deploy.test_batch import feature_files, same_files
 from tests.tiny_runs import tiny_features
 
+if not os.environ.get("SOURCEWARD_TEST_RAY"):
+    pytest.skip("a local Ray cluster takes minutes: set SOURCEWARD_TEST_RAY=1", allow_module_level=True)
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install sourceward[ray])")
 
 

@@ -140,5 +140,6 @@ class TestTimeAugmentation:
         encoder = CopyEncoder(network.backbone, prepared, self.transforms, Statistics.of(network))
         batches = [inputs] if isinstance(inputs, Tensor) else inputs
         images = (as_bytes(denormalize(batch, prepared.mean, prepared.std)) for batch in batches)
-        copies = copy_features(encoder, images, network.rescale)
-        return predict_copies(network, flat(copies), AdaptSettings().off())
+        copies = flat(copy_features(encoder, images, network.rescale))
+        copies = copies or [CopyFeatures(network.scale.new_zeros(0, network.dim), 1.0)]  # no images
+        return predict_copies(network, copies, AdaptSettings().off())

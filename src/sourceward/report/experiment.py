@@ -128,6 +128,10 @@ def _targets(numbers: Numbers) -> str:
         saved, lost = (sum(target[key] for target in every) for key in ("saved", "lost"))
         more = "more than" if saved > lost else "fewer than" if saved < lost else "as many as"
         return f"Adaptation saves {saved:,} predictions, {more} the {lost:,} that it loses (one seed)."
+    if "auroc" in every[0]:
+        trust = mean(target["auroc"]["trust"] or 0.5 for target in every)  # none where all are right
+        stream = 100 * mean(target["streams"]["stream, shuffled"] for target in every)
+        return f"Trust has a mean AUROC of {trust:.2f}; a shuffled stream gains {stream:+.1f} points."
     if "distance_after" not in every[0]:  # by source
         every = [source for target in every for source in target.values()]
     closer = sum(one["distance_after"] < one["distance_before"] for one in every)
