@@ -210,7 +210,7 @@ def test_full_disk_is_one_sentence_and_leaves_no_model(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sourceward.model.model.save_tensors", full)
+    monkeypatch.setattr("sourceward.model.file.save_tensors", full)
     with pytest.raises(InputError, match="No space left on device"):
         fit_tiny(tiny_features(), tmp_path / "run")
     assert not (tmp_path / "run/config.json").exists()

@@ -211,6 +211,10 @@ def held_folder(path: str | Path) -> Iterator[None]:
         pass
     try:
         yield
+    except BaseException:
+        with suppress(OSError):
+            os.rmdir(path)  # if nothing was written yet
+        raise
     finally:
         os.close(handle)
 
