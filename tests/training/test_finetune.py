@@ -52,7 +52,7 @@ def test_heads_and_energies_are_those_of_an_estimator_on_its_features(tiny_run):
     backbone = model.backbone
     images = backbone.preprocessing.normalize(torch.from_numpy(arranged.items))
     with torch.no_grad():
-        raw = torch.cat([backbone(part) for part in images.split(16)]).numpy()[rows]
+        raw = torch.cat([backbone(part) for part in images.split(1)]).numpy()[rows]
     settings = {name: TINY[name] for name in ("max_iter", "batch_size", "num_steps")}
     estimator = EnergyAdapter(**settings, train={"num_steps": 2, "chains": 4})
     estimator.fit(raw, arranged.labels[rows], arranged.domains[rows])
