@@ -77,6 +77,14 @@ def test_a_column_that_is_not_there_is_an_input_error(feature_run):
         sw.Predictor("nowhere")({"features": np.zeros((1, 5))})
 
 
+def test_columns_of_the_output_can_be_chosen(feature_run):
+    X = tiny_features().items[:3]
+    chosen = sw.Predictor(feature_run, keep=["id"], columns=["status", "label"], device="cpu")
+    assert list(chosen({"features": X, "id": np.arange(3)})) == ["id", "status", "label"]
+    with pytest.raises(InputError, match="Did you mean 'label'"):
+        sw.Predictor(feature_run, columns=["labels"], device="cpu")(X)
+
+
 def test_it_is_small_to_pickle_and_light_to_import(feature_run):
     predictor = sw.Predictor(feature_run, device="cpu", num_steps=0)
     X = tiny_features().items

@@ -20,6 +20,10 @@ DRAWS = 300
 GRID = np.linspace(0.01, 0.99, 50)
 """Levels at which distribution functions are compared to estimate shares."""
 
+SMALLEST = 0.2
+"""Shares below it may be noise and are left out of a simulation: a mixture of fewer sources has fewer rows of
+reference, and the larger critical value is the safe one."""
+
 FIRM = 100.0
 """Weight of the condition that shares add up to one."""
 
@@ -65,9 +69,11 @@ class Reference:
     def null(self, rows: int, shares: np.ndarray) -> np.ndarray:
         """Sorted largest distances of windows of this size and mixture without shift: (draws,).
 
-        Shares are rounded to a tenth, so that similar windows share one simulation.
+        Shares below `SMALLEST` count as 0. The others are rounded to a tenth, so that similar windows share
+        one simulation.
         """
-        key = (rows, *np.round(10 * shares).astype(int).tolist())
+        large = np.where(shares < min(SMALLEST, shares.max()), 0.0, shares)
+        key = (rows, *np.round(10 * large / large.sum()).astype(int).tolist())
         if key not in self._known:
             random, rounded = np.random.default_rng([self.seed, *key]), np.array(key[1:]) / sum(key[1:])
             self._known[key] = np.sort([self._draw(rows, rounded, random) for _ in range(DRAWS)])

@@ -191,9 +191,7 @@ def _answer_files(paths: Sequence[str]) -> tuple[list[str], bool]:
 
 def _read(path: str, model: Model) -> Iterator[tuple[np.ndarray, int]]:
     """Yield energies, confidence and agreement (rows, sources + 2) of readable rows, and the other rows."""
-    energies = [f"energy_before_{name}" for name in model.sources]
-    labels = [f"label_{name}" for name in model.sources]
-    wanted = [*energies, "probability", "label", *labels]
+    wanted = [*(f"energy_before_{name}" for name in model.sources), "probability", "agreement"]
     for columns in _columns(path, wanted):
         missing = [name for name in wanted if name not in columns]
         if missing:
@@ -201,10 +199,9 @@ def _read(path: str, model: Model) -> Iterator[tuple[np.ndarray, int]]:
                 f"Expected predictions of this model in '{path}', but it has no column {missing[0]!r}. Were "
                 "they made by another model?"
             )
-        values = np.column_stack([columns[name].astype(np.float64) for name in (*energies, "probability")])
-        same = np.column_stack([columns[name] == columns["label"] for name in labels]).mean(1)
+        values = np.column_stack([columns[name].astype(np.float32) for name in wanted])
         fine = np.isfinite(values).all(1)
-        yield np.column_stack([values, same])[fine].astype(np.float32), int((~fine).sum())
+        yield values[fine], int((~fine).sum())
 
 
 def _columns(path: str, wanted: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
@@ -214,16 +211,9 @@ def _columns(path: str, wanted: Sequence[str]) -> Iterator[dict[str, np.ndarray]
             reader = csv.DictReader(stream)
             while rows := [row for _, row in zip(range(READ), reader)]:
                 names = [name for name in wanted if name in rows[0]]
-                yield {
-                    name: np.array([(row[name] or "nan") if _number(name) else row[name] for row in rows])
-                    for name in names
-                }
+                yield {name: np.array([row[name] or "nan" for row in rows]) for name in names}
         return
     with open_table(path) as file:
         names = [name for name in wanted if name in file.schema_arrow.names]
     for batch in read_batches(path, names, (), READ):
         yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
-
-
-def _number(name: str) -> bool:
-    return name == "probability" or name.startswith("energy_before_")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sourceward._util.errors import InputError
+from sourceward._util.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from sourceward.adaptation import AdaptationResult
@@ -39,6 +39,7 @@ class Predictor:
         run: a model folder, written by `fit`.
         column: the input column, where it has no usual name.
         keep: input columns to copy to the output.
+        columns: of the output, in this order; all when None.
         root: folder that image paths are relative to and must not leave; anywhere when None.
         num_steps: Langevin steps in place of the model's own number; 0 predicts without adaptation.
         tta: transforms of test-time augmentation in place of the model's own; "none" for none.
@@ -57,19 +58,21 @@ class Predictor:
         *,
         column: str | None = None,
         keep: Sequence[str] = (),
+        columns: Sequence[str] | None = None,
         root: str | Path | None = None,
         num_steps: int | None = None,
         tta: str | None = None,
         device: str = "auto",
     ) -> None:
         self.run, self.column, self.keep = str(run), column, list(keep)
+        self.columns = None if columns is None else list(columns)
         self.root = None if root is None else str(root)
         self.num_steps, self.tta, self.device = num_steps, tta, device
         self._model: Model | None = None
         self._base = "" if self.root is None else self.root
 
     def __repr__(self) -> str:
-        named = ("column", "keep", "root", "num_steps", "tta")
+        named = ("column", "keep", "columns", "root", "num_steps", "tta")
         given = [f"{name}={getattr(self, name)!r}" for name in named if getattr(self, name) not in (None, [])]
         return f"Predictor({', '.join([repr(self.run), *given])})"
 
@@ -102,7 +105,10 @@ class Predictor:
         parts = [self._predict(rows, reasons) for rows, reasons in read_rows(model, column, find)]
         answer = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         kept = {name: np.asarray(batch[name]) for name in self.keep} if isinstance(batch, Mapping) else {}
-        return {**kept, **answer}
+        for name in self.columns or ():
+            if name not in answer:
+                raise unknown_name("column of a prediction", name, answer)
+        return {**kept, **{name: answer[name] for name in self.columns or answer}}
 
     def _predict(self, rows: Any, reasons: list[str]) -> dict[str, np.ndarray]:
         """Predict the readable rows of a chunk, and fill in the others.

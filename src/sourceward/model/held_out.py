@@ -33,10 +33,8 @@ def held_out_statistics(model: Model, dataset: DomainDataset, progress: bool | N
 
 
 def statistics(result: AdaptationResult) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Energies (n, sources), confidence (n,) and agreement (n,): the share of sources with the same label."""
-    label = result.probabilities.argmax(1)
-    agreement = (result.per_source.argmax(2) == label[:, None]).mean(1)
-    return result.energy_before, result.probabilities.max(1), agreement
+    """Energies (n, sources), confidence (n,) and agreement (n,)."""
+    return result.energy_before, result.probabilities.max(1), result.agreement
 
 
 def spread(rows: np.ndarray, count: int) -> np.ndarray:
