@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from sourceward import EnergyAdapter
 from sourceward._util.errors import InputError, TrainingError
-from sourceward.data.split import split_sources
+from sourceward.data.dataset import split_sources
 from sourceward.model import load
 from sourceward.training import finetune
 from sourceward.training.finetune import FINETUNE_METHODS, FineTuner, Method
