@@ -1,5 +1,7 @@
 """What a model and a result print is a few lines."""
 
+from dataclasses import replace
+
 import numpy as np
 
 import sourceward as sw
@@ -13,7 +15,19 @@ def test_model(tmp_path):
     shown = repr(model)
     assert "3 classes: x, y, z\n3 sources: a, b, c" in shown
     assert "expected gain: not estimated" in shown
+    assert "expected accuracy on an unseen domain: not estimated" in shown
     assert shown.count("\n") < 6
+    assert "<li>3 classes: x, y, z</li>" in model._repr_html_()
+
+
+def test_a_model_in_a_notebook_has_a_row_for_each_held_out_source(tmp_path):
+    data = replace(four_features(), domain_names=("<b>", "b", "c", "d"))
+    model = fit_tiny(data, tmp_path / "run", target="d", settings={"num_steps": "auto"})
+    shown = model._repr_html_()
+    assert shown.count("<tr>") == 4
+    assert "<td>&lt;b&gt;</td>" in shown
+    assert "expected accuracy on an unseen domain: " in repr(model)
+    assert " % (90 % interval for a new domain: " in repr(model)
 
 
 def test_result():

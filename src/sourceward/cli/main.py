@@ -5,6 +5,7 @@ subcommands that use it.
 """
 
 import sys
+import warnings
 from typing import Any
 
 from sourceward._util.errors import InputError, TrainingError
@@ -79,6 +80,7 @@ def build_app() -> Any:
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    warnings.formatwarning = lambda message, *_, **__: f"sourceward: warning: {message}\n"
     try:
         app = build_app()
     except ImportError as error:

@@ -32,7 +32,7 @@ from sourceward.model.file import WEIGHTS, read_folder, write_folder
 from sourceward.model.items import PLURAL, describe, is_matrix, items_of, read_images
 from sourceward.model.prediction import Prediction, explain
 from sourceward.model.prefetch import prefetch, send
-from sourceward.model.summary import summary
+from sourceward.model.summary import summary, summary_html
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.folded import clear_folded
@@ -56,6 +56,7 @@ class Model:
     cascade: bool = True
 
     __repr__ = summary
+    _repr_html_ = summary_html
 
     @property
     def network(self) -> Network:

@@ -18,13 +18,20 @@ NOISE = 1.645
 """A held-out source loses where its gain is more than this many standard errors below 0."""
 
 
-def domain_interval(gains: np.ndarray, *, new: bool = False, level: float = LEVEL) -> tuple[float, float]:
+def domain_interval(
+    gains: np.ndarray,
+    *,
+    new: bool = False,
+    level: float = LEVEL,
+    prior: tuple[float, float] = (PRIOR_DOF, PRIOR_SD),
+) -> tuple[float, float]:
     """Interval of the mean gain over domains like the held-out sources.
 
     Args:
         gains: on each held-out source.
         new: of the gain on one more domain, rather than of the mean.
         level: probability that the interval holds it.
+        prior: degrees of freedom and scale of the standard deviation between domains.
 
     >>> low, high = domain_interval(np.array([0.018, 0.006, 0.013]))
     >>> round(100 * low, 1), round(100 * high, 1)
@@ -32,12 +39,26 @@ def domain_interval(gains: np.ndarray, *, new: bool = False, level: float = LEVE
     """
     from scipy.stats import t
 
-    count = len(gains)
-    dof = PRIOR_DOF + count - 1
+    count, (prior_dof, prior_sd) = len(gains), prior
+    dof = prior_dof + count - 1
     spread = float(np.var(gains, ddof=1)) * (count - 1) if count > 1 else 0.0
-    variance = (PRIOR_DOF * PRIOR_SD**2 + spread) / dof
+    variance = (prior_dof * prior_sd**2 + spread) / dof
     half = t.ppf(0.5 + level / 2, dof) * np.sqrt(variance * (1 / count + new))
     return float(gains.mean() - half), float(gains.mean() + half)
+
+
+def accuracy_interval(accuracies: np.ndarray) -> tuple[float, float]:
+    """Interval of the accuracy on one new domain, from 0 to 1, given that on each held-out source.
+
+    Accuracies differ between domains far more than gains do, and how far is a property of the data set: there
+    is no prior.
+
+    >>> low, high = accuracy_interval(np.array([0.66, 0.73, 0.80]))
+    >>> round(100 * low), round(100 * high)
+    (49, 97)
+    """
+    low, high = domain_interval(accuracies, new=True, prior=(0.0, 0.0))
+    return max(low, 0.0), min(high, 1.0)
 
 
 def standard_errors(changes: list[np.ndarray]) -> np.ndarray:

@@ -1,6 +1,7 @@
-"""`ExpectedGain`: the change of accuracy to expect on an unseen domain."""
+"""`ExpectedGain`: the accuracy to expect on an unseen domain, and its change by adaptation."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -25,6 +26,26 @@ class ExpectedGain:
     """Transforms of test-time augmentation that were chosen."""
     stopped: float = 0.0
     """Share of held-out samples that were predicted with confidence and needed no copies."""
+    accuracy: float | None = None
+    """Mean accuracy on the held-out sources with what was chosen."""
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
+    """90 % interval of the accuracy on one new domain, from how the held-out sources differ."""
+    accuracy_per_source: Mapping[str, float] = field(default_factory=dict)
+    """Accuracy on each source when it was held out, with what was chosen."""
+    tried: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Gain of every candidate on each held-out source; that of transforms is on top of the chosen steps."""
+
+    @property
+    def accuracy_text(self) -> str:
+        """The expected accuracy in words, with its interval and the held-out sources."""
+        if self.accuracy is None or self.accuracy_low is None or self.accuracy_high is None:
+            return "not estimated"
+        parts = ", ".join(f"{name} {100 * value:.1f}" for name, value in self.accuracy_per_source.items())
+        return (
+            f"{100 * self.accuracy:.1f} % (90 % interval for a new domain: {100 * self.accuracy_low:.0f} to "
+            f"{100 * self.accuracy_high:.0f} %; held-out sources: {parts})"
+        )
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in self.per_source.items())
