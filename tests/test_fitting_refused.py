@@ -5,7 +5,7 @@ import torch
 
 from sourceward._util.errors import InputError
 from sourceward.fitting import fit
-from tests.tiny_runs import fit_tiny, image_folder, tiny_images
+from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_images
 
 JOINT = {"recipe": "joint"}
 
