@@ -23,7 +23,7 @@ COMMANDS = {
     "drift": "Test whether predictions still come from a mixture of the sources.",
     "bench": "Compare adaptation methods by leave-one-domain-out; `bench speed` measures cost.",
     "reproduce": "Run an experiment of the paper, next to the published numbers.",
-    "report": "Write the HTML page of a bench or an experiment.",
+    "report": "Write the HTML page of a run, of several, of a bench or an experiment.",
     "cache": "Show what the cache on disk holds, or clear it.",
     "list": "List datasets, adapters, backbones, presets, transforms or experiments.",
 }

@@ -105,7 +105,8 @@ def fit(
             return load(out, place)
         board = open_board(folder.path) if tensorboard and processes.is_main else None
         context = Context(folder, plan, seed, processes, place, progress, board)
-        info = configuration | {"software": software()}
+        data = configuration["data"] | {"counts": sources.counts().tolist()}
+        info = configuration | {"data": data, "software": software()}
         with held_folder(out) if processes.is_main else nullcontext():
             return _fit(sources, body, trains, context, info)
     except (OSError, SafetensorError) as error:
