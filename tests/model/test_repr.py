@@ -1,11 +1,13 @@
 """What a model and a result print is a few lines."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 
 import sourceward as sw
 from sourceward.adaptation.base import select_rows
+from sourceward.adaptation.notebook import HEIGHT, WIDTH
 from tests.helpers import QUICK, make_domains
 from tests.tiny_runs import fit_tiny, four_features
 
@@ -38,3 +40,18 @@ def test_result():
     assert result._repr_html_().count("<tr>") == 11
     empty = select_rows(result, np.zeros(len(result), bool))
     assert "0 samples" in repr(empty)
+
+
+def test_a_result_in_a_notebook_has_a_plot_of_its_chains():
+    X, y, domain = make_domains()
+    est = sw.EnergyAdapter(**QUICK).fit(X, y, domain)
+    plain, recorded = est.adapt(X), est.adapt(X[:2], trajectory=True)
+    assert plain._repr_html_().count("<polyline") == 3, "a line for each source"
+    shown = recorded._repr_html_()
+    assert shown.count("<polyline") == 2 * 3, "a chain for each sample and source"
+    first = re.search(r'points="([^"]*)"', shown).group(1).split(" ")
+    assert len(first) == QUICK["num_steps"] + 1
+    for x, height in (map(float, point.split(",")) for point in first):
+        assert 0 <= x <= WIDTH
+        assert 0 <= height <= HEIGHT
+    assert "<svg" not in est.set_params(num_steps=0).adapt(X)._repr_html_(), "no step, no empty plot"

@@ -64,10 +64,8 @@ def test_a_page_answers_every_question(runs):
 def test_what_was_measured_stands_beside_what_was_expected(runs):
     run = read_run(runs / "three")
     measured, expected = run.rows[0].scores["adapted"], run.config["expected_gain"]["accuracy"]
-    assert (
-        f"Accuracy on d: {100 * measured:.1f} %; expected on an unseen domain: {100 * expected:.1f} % ("
-        in (headline(run))
-    )
+    beside = f"expected on an unseen domain: {100 * expected:.1f} % ("
+    assert f"Accuracy on d: {100 * measured:.1f} %; {beside}" in headline(run)
 
 
 def test_a_run_that_was_not_evaluated_or_validated_has_a_page_without_empty_parts(runs):
@@ -136,7 +134,7 @@ def test_a_folder_of_runs_is_compared(runs):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(None, "or in its subfolders, but found none"), ("{}", "is damaged"), ("[", "is damaged")],
+    [(None, "in it or in its subfolders, but found none"), ("{}", "is damaged"), ("[", "is damaged")],
 )
 def test_a_folder_that_is_no_run_is_refused(content, says, tmp_path):
     if content is not None:

@@ -201,9 +201,9 @@ class Model:
             raise InputError("This model has no thresholds: `fit` estimates them with three or more sources.")
         return self.adapter.trust_.threshold(coverage)
 
-    def explain(self, result: AdaptationResult) -> list[Prediction]:
-        """One `Prediction` for each row."""
-        return explain(result, self.classes, self.sources)
+    def explain(self, result: AdaptationResult, probabilities: bool = False) -> list[Prediction]:
+        """One `Prediction` for each row, with the probabilities of all classes on request."""
+        return explain(result, self.classes, self.sources, probabilities)
 
     @torch.no_grad()
     def features(self, inputs: Any) -> Tensor:

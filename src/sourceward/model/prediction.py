@@ -24,10 +24,14 @@ class Prediction:
     """Share of the predictions of copies and sources that are the label."""
     trust: float
     """Estimated probability that the label is right."""
+    probabilities: dict[str, float] | None = None
+    """Of every class, on request."""
 
 
-def explain(result: AdaptationResult, classes: Sequence[str], sources: Sequence[str]) -> list[Prediction]:
-    """One `Prediction` for each row of a result."""
+def explain(
+    result: AdaptationResult, classes: Sequence[str], sources: Sequence[str], probabilities: bool = False
+) -> list[Prediction]:
+    """One `Prediction` for each row of a result, with the probabilities of all classes on request."""
     best, of_source = result.probabilities.argmax(1), result.per_source.argmax(2)
 
     def named(values: np.ndarray) -> dict[str, float]:
@@ -43,6 +47,7 @@ def explain(result: AdaptationResult, classes: Sequence[str], sources: Sequence[
             str(result.status[row]),
             float(result.agreement[row]),
             float(result.trust[row]),
+            dict(zip(classes, map(float, result.probabilities[row]))) if probabilities else None,
         )
         for row in range(len(result))
     ]

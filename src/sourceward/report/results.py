@@ -50,8 +50,8 @@ def _page_of_runs(folder: Path) -> Page:
     below = sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
     if not below:
         raise InputError(
-            f"Expected {FILE} or {CONFIG} in '{folder}' or in its subfolders, but found none. Name a folder "
-            "that `sourceward fit`, `bench` or `reproduce` wrote, or one that holds several runs of `fit`."
+            f"Expected {FILE} in '{folder}', or {CONFIG} in it or in its subfolders, but found none. Name a "
+            "folder that `sourceward fit`, `bench` or `reproduce` wrote, or one that holds runs of `fit`."
         )
     return compare_page(folder.resolve().name, [read_run(path) for path in below])
 
