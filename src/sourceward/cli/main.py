@@ -6,6 +6,8 @@ subcommands that use it.
 
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sourceward._util.errors import InputError, TrainingError
@@ -78,9 +80,20 @@ def build_app() -> Any:
     return app
 
 
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print warnings as one sentence, without the line of code that raised them."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"sourceward: warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
+@plain_warnings()
 def main() -> None:
     """Run the command line and exit with its code."""
-    warnings.formatwarning = lambda message, *_, **__: f"sourceward: warning: {message}\n"
     try:
         app = build_app()
     except ImportError as error:

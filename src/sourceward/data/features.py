@@ -160,10 +160,24 @@ def _domain_features(
     return _kept(f"{part.content_hash()}{identity}", backbone, compute)
 
 
+def _file(identity: str) -> Path:
+    key = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+    return cache_folder() / "features" / f"{key}.safetensors"
+
+
+def has_features(dataset: DomainDataset, backbone: Backbone, device: torch.device) -> bool:
+    """Whether `extract_features` has nothing left to compute."""
+    identity = _identity(backbone, device)
+    return all(
+        _file(f"{dataset.select(some).content_hash()}{identity}").is_file()
+        for code in range(len(dataset.domain_names))
+        for some, _ in chunks(np.flatnonzero(dataset.domains == code), "")
+    )
+
+
 def _kept(identity: str, backbone: Backbone, compute: Callable[[], Tensor]) -> np.ndarray:
     """Features from the disk, or computed and written there."""
-    key = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
-    file = cache_folder() / "features" / f"{key}.safetensors"
+    file = _file(identity)
     with _alone(file):
         if file.is_file():
             try:

@@ -1,7 +1,7 @@
 """Accuracy on labelled domains with and without adaptation, with a bootstrap interval of the gain."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
+from sourceward._util.progress import Advance, progress_bar
 from sourceward.adaptation import AdaptationResult
 from sourceward.adaptation.base import select_rows
 from sourceward.adaptation.tta import CopyFeatures, copy_features, flat, in_doubt, predict_copies
@@ -161,9 +162,19 @@ def dataset_copies(
     if names:
         samples = prepare_samples(dataset, backbone, model.device, show=progress)
         encoder = copy_encoder(model, "+".join(names), plain=False)
-        copies = copy_features(encoder, samples.stored(slice(0, len(dataset))), network.rescale)
-        found += flat(copies)
+        images = samples.stored(slice(0, len(dataset)))
+        with progress_bar(len(dataset), "features of copies", progress) as advance:
+            found += flat(copy_features(encoder, _counted(images, advance), network.rescale))
     return found
+
+
+def _counted(batches: Iterable[Tensor], advance: Advance) -> Iterator[Tensor]:
+    """The batches, reporting the rows of those that are done."""
+    done = 0
+    for batch in batches:
+        yield batch
+        done += len(batch)
+        advance(done)
 
 
 def _with_state(model: Model, result: AdaptationResult, allow: str) -> AdaptationResult:
