@@ -73,6 +73,9 @@ def predict(
     allow: Allow = "sample",
     state: State = None,
     abstain_below: AbstainBelow = 0.0,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Also write the probability of every class.")
+    ] = False,
     device: Device = "auto",
     threads: Threads = None,
     keep: Keep = "",
@@ -112,6 +115,7 @@ def predict(
         column = column or options.get("text") or options.get("image")
         part, on_shard = parse_part(shard), None if json or quiet else print_shard
         given |= {"column": column, "root": root, "keep": kept, "rows": rows, "part": part}
+        given["probabilities"] = probabilities
         done = predict_shards(run, inputs, out, engine=engine, workers=jobs, on_shard=on_shard, **given)
         show_shards(out, done, json, quiet)
         return
@@ -125,8 +129,9 @@ def predict(
     stream = model.stream() if stateful else None
     if stream is not None and state is not None and Path(state).exists():
         stream.load(state)
+    how: dict[str, Any] = {"abstain_below": abstain_below, "probabilities": probabilities}
     predicted, failures = predict_files(
-        model, inputs, out, stream=stream, abstain_below=abstain_below, progress=bars(quiet), **read
+        model, inputs, out, stream=stream, progress=bars(quiet), **how, **read
     )
     if stream is not None and state is not None:
         stream.save(state)

@@ -38,7 +38,7 @@ from sourceward.model.items import (
     send,
 )
 from sourceward.model.prediction import Prediction, explain
-from sourceward.model.summary import summary
+from sourceward.model.summary import summary, summary_html
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.folded import clear_folded
@@ -62,6 +62,7 @@ class Model:
     cascade: bool = True
 
     __repr__ = summary
+    _repr_html_ = summary_html
 
     @property
     def network(self) -> Network:
@@ -206,9 +207,9 @@ class Model:
             raise InputError("This model has no thresholds: `fit` estimates them with three or more sources.")
         return self.adapter.trust_.threshold(coverage)
 
-    def explain(self, result: AdaptationResult) -> list[Prediction]:
-        """One `Prediction` for each row."""
-        return explain(result, self.classes, self.sources)
+    def explain(self, result: AdaptationResult, probabilities: bool = False) -> list[Prediction]:
+        """One `Prediction` for each row, with the probabilities of all classes on request."""
+        return explain(result, self.classes, self.sources, probabilities)
 
     @torch.no_grad()
     def features(self, inputs: Any) -> Tensor:

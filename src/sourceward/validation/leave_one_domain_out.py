@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sourceward._util.progress import progress_bar
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.tta import average, stop_early
@@ -22,7 +23,13 @@ from sourceward.functional.aggregation import Evidence, evidence, learn_source_w
 from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings
 from sourceward.validation.cascade import KEPT_GAIN, choose_cascade
-from sourceward.validation.expected_gain import ExpectedGain, domain_interval, is_safe, standard_errors
+from sourceward.validation.expected_gain import (
+    ExpectedGain,
+    accuracy_interval,
+    domain_interval,
+    is_safe,
+    standard_errors,
+)
 from sourceward.validation.folds import Fold, Source
 from sourceward.validation.stream import Held, StreamGains, stream_gains
 from sourceward.validation.trust import Judged, Trust, fit_trust
@@ -98,6 +105,7 @@ def validate(
     choose_steps: bool = True,
     tta: Sequence[str] = (),
     kept_gain: float = KEPT_GAIN,
+    progress: bool | None = False,
 ) -> Choice:
     """Choose steps and transforms on held-out sources, and estimate the gain of the choice.
 
@@ -108,12 +116,14 @@ def validate(
         choose_steps: choose among `LENGTHS`; otherwise the settings' own number of steps is taken.
         tta: sets of transforms to choose from, each joined by +, in the order of preference.
         kept_gain: share of the gain of test-time augmentation that its cascade must keep; 0 for no cascade.
+        progress: show a bar; None shows it if standard error is a terminal.
     """
-    trials = [Trial.of(fold, fit) for fold in folds]
+    trials = _trials(folds, fit, progress)
     tried = [replace(settings, num_steps=n) for n in LENGTHS] if choose_steps else [settings]
     off = [trial.correct(trial.predict(settings.off())) for trial in trials]
     right = [_all_correct(trials, one) for one in tried]
-    best = choose([_changes(right_of, off) for right_of in right]) if choose_steps else 0
+    changes = {f"{one.num_steps} steps": _changes(of, off) for one, of in zip(tried, right)}
+    best = choose([*changes.values()]) if choose_steps else 0
     chosen = settings.off() if best is None else tried[best]
     correct = off if best is None else right[best]
     if chosen.aggregation == "learned":
@@ -123,7 +133,9 @@ def validate(
     predict = [trial.with_tta(chosen) for trial in trials]
     if tta:
         with_tta = [[t.correct(p(one)) for t, p in zip(trials, predict)] for one in tta]
-        found = choose([_changes(right_of, correct) for right_of in with_tta], MIN_TTA_GAIN, largest=True)
+        more = {one: _changes(right_of, correct) for one, right_of in zip(tta, with_tta)}
+        changes |= more
+        found = choose([*more.values()], MIN_TTA_GAIN, largest=True)
         if found is not None:
             names, correct = tta[found], with_tta[found]
             plain = [p("") for p in predict]
@@ -131,14 +143,33 @@ def validate(
             cascade = choose_cascade(sure, before, correct, kept_gain) if kept_gain else None
             threshold = None if cascade is None else cascade.threshold
             correct = [t.correct(p(names, threshold)) for t, p in zip(trials, predict)]
-    adapts = best is not None or bool(names)
+    adapts, held = best is not None or bool(names), [t.fold.held_out for t in trials]
     shown = correct if adapts else right[0]
-    gain = estimate([t.fold.held_out for t in trials], _changes(shown, off), off, chosen, names, adapts)
+    gain = estimate(held, _changes(shown, off), off, chosen, names, adapts)
     gain = replace(gain, stopped=0.0 if cascade is None else cascade.stopped)
+    gain = replace(gain, tried={name: dict(zip(held, _means(of))) for name, of in changes.items()})
     final = [p(names, threshold) for p in predict]
     trust = fit_trust([Judged(result.probabilities, t.label) for t, result in zip(trials, final)])
-    held = [Held(t.fold.held_out, t.network, r, t.label, o) for t, r, o in zip(trials, final, off)]
-    return Choice(chosen, names, threshold, trust, stream_gains(held), gain)
+    streams = stream_gains(
+        [Held(t.fold.held_out, t.network, r, t.label, o) for t, r, o in zip(trials, final, off)]
+    )
+    return Choice(chosen, names, threshold, trust, streams, gain)
+
+
+def _trials(
+    folds: Iterable[Fold], fit: Callable[[Sequence[Source]], Network], progress: bool | None
+) -> list[Trial]:
+    """A model without each held-out source."""
+    held, trials = list(folds), []
+    with progress_bar(len(held), "leave-one-domain-out validation", progress) as advance:
+        for fold in held:
+            trials.append(Trial.of(fold, fit))
+            advance(len(trials))
+    return trials
+
+
+def _means(changes: Sequence[np.ndarray]) -> list[float]:
+    return [float(change.mean()) for change in changes]
 
 
 def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.ndarray]:
@@ -193,17 +224,23 @@ def estimate(
     adapts: bool,
 ) -> ExpectedGain:
     """The expected gain. Where adaptation is off it is 0, and `per_source` says what adaptation would do."""
-    gains = np.array([change.mean() for change in changes])
+    gains, first = np.array(_means(changes)), np.array(_means(before))
     low, high = domain_interval(gains, new=True) if adapts else (0.0, 0.0)
+    accuracy = first + gains if adapts else first
+    accuracy_low, accuracy_high = accuracy_interval(accuracy)
     return ExpectedGain(
         gain=float(gains.mean()) if adapts else 0.0,
         low=low,
         high=high,
         per_source=dict(zip(names, map(float, gains))),
-        unadapted=float(np.mean([first.mean() for first in before])),
+        unadapted=float(first.mean()),
         num_steps=settings.num_steps,
         adapts=adapts,
         tta=tta,
+        accuracy=float(accuracy.mean()),
+        accuracy_low=accuracy_low,
+        accuracy_high=accuracy_high,
+        accuracy_per_source=dict(zip(names, map(float, accuracy))),
     )
 
 
