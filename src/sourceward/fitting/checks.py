@@ -17,6 +17,7 @@ from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
 from sourceward.settings import AUTO
 from sourceward.training.configuration import NONE, FitSettings, is_pretrained, settings_for
+from sourceward.training.finetune import FINETUNE_METHODS
 from sourceward.training.presets import PRESETS
 from sourceward.validation.crossfit import statistics_layers
 from sourceward.validation.folds import MIN_SOURCES
@@ -60,6 +61,10 @@ def check_settings(
     sources: DomainDataset, backbone: Backbone | None, settings: FitSettings, trains: bool
 ) -> None:
     """Refuse settings that this data or this backbone cannot use."""
+    if trains and settings.recipe == "two-stage":
+        name = settings.finetune.method
+        needs = FINETUNE_METHODS[name].needs
+        needs.check(name, sources.kind, len(sources.domain_names), settings.finetune)
     _check_shifts(sources, backbone, settings, trains)
     if settings.tta in (AUTO, NONE):
         return
