@@ -36,11 +36,10 @@ class MixedNorm(nn.BatchNorm2d):
     def forward(self, maps: Tensor) -> Tensor:
         values = maps.float()
         var_i, mean_i = torch.var_mean(values, (2, 3), correction=0, keepdim=True)
-        if self.running_mean is None or self.training:
+        var_b, mean_b = self.running_var, self.running_mean
+        if mean_b is None or var_b is None or self.training:
             var_b, mean_b = torch.var_mean(values, (0, 2, 3), correction=0)
             self._update(mean_b.detach(), var_b.detach())
-        else:
-            mean_b, var_b = self.running_mean, self.running_var
         share = self.mix.clamp(0, 1).repeat_interleave(self.num_features // len(self.mix))
         share, mean_b, var_b, weight, bias = (
             value[:, None, None] for value in (share, mean_b, var_b, self.weight, self.bias)

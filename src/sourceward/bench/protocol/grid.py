@@ -201,7 +201,8 @@ def iteration_ms(
     if fast and backbone.kind == "image":
         backbone.to(memory_format=torch.channels_last)
     label = (torch.arange(settings.batch_size, device=device) % classes).expand(shape)
-    batch = Batch(unflatten(_random_inputs(backbone, math.prod(shape), device), shape), label.contiguous())
+    inputs: Any = unflatten(_random_inputs(backbone, math.prod(shape), device), shape)
+    batch = Batch(inputs, label.contiguous())
     learner = FineTuner(network, settings, bf16=fast)
     return timed(lambda: learner.step(lambda _: batch), device, repeats=20)["median_ms"]
 

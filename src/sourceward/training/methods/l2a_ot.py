@@ -12,6 +12,7 @@ are the paper's as we know them, not checked against its text. There the domain 
 that G is tested by are trained beforehand; here they are trained along, and G with them.
 """
 
+import itertools
 import math
 from typing import Any
 
@@ -63,7 +64,7 @@ class Residual(nn.Module):
 
 
 class ImageGenerator(nn.Module):
-    """(images in [0, 1], domain) to images: two strided layers, two residual blocks, and back.
+    """(images in [0, 1], domain) to images: two strided layers, two residual blocks, and back up.
 
     Args:
         domains: sources and novel domains together; a domain enters as constant channels.
@@ -73,10 +74,12 @@ class ImageGenerator(nn.Module):
         super().__init__()
         self.domains = domains
         self.down = nn.Sequential(
-            _block(3 + domains, WIDTH), _block(WIDTH, 2 * WIDTH, 2), _block(2 * WIDTH, 4 * WIDTH, 2),
-            Residual(4 * WIDTH), Residual(4 * WIDTH),
-        )  # fmt: skip
-        self.up, self.last = _block(4 * WIDTH, 2 * WIDTH), nn.Conv2d(2 * WIDTH, 3, 3, padding=1)
+            _block(3 + domains, WIDTH, 2),
+            _block(WIDTH, 2 * WIDTH, 2),
+            Residual(2 * WIDTH),
+            Residual(2 * WIDTH),
+        )
+        self.up, self.last = _block(2 * WIDTH, WIDTH), nn.Conv2d(WIDTH, 3, 3, padding=1)
 
     def forward(self, images: Tensor, domain: Tensor) -> Tensor:
         size = images.shape[-2:]
@@ -140,5 +143,6 @@ class L2AOT(ImageMethod):
         with torch.no_grad():
             source = self.domains(real).unflatten(0, (self.sources, -1))
         novel = frozen_call(self.domains, fake).unflatten(0, (self.sources, -1))
-        first, second = torch.triu_indices(self.sources, self.sources, 1, device=novel.device)
-        return sinkhorn_distance(source, novel).mean() + sinkhorn_distance(novel[first], novel[second]).mean()
+        first, second = zip(*itertools.combinations(novel.unbind(), 2))
+        diverse = sinkhorn_distance(torch.stack(first), torch.stack(second))
+        return sinkhorn_distance(source, novel).mean() + diverse.mean()
