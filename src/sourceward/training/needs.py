@@ -44,10 +44,8 @@ class Needs:
             )
         for key, value in self.settings.items() if settings is not None else ():
             if getattr(settings, key.removeprefix("finetune.")) != value:
-                raise InputError(
-                    f"Fine-tuning by {name!r} needs `{key}={str(value).lower()}`: it learns batch norm "
-                    f"statistics. Add --set {key}={str(value).lower()}."
-                )
+                wanted = f"{key}={str(value).lower()}"
+                raise InputError(f"Fine-tuning by {name!r} needs `{wanted}`. Add --set {wanted}.")
 
     def __str__(self) -> str:
         parts = ["images" if self.images else "images or texts"]

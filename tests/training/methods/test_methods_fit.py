@@ -8,8 +8,10 @@ from sourceward import InputError, create_adapter, load
 from sourceward._util.storage import tensor_hash
 from sourceward.adaptation import Unsuitable
 from sourceward.nn.auxiliary import ROTATION
-from tests.adaptation.test_adapters import make_image_network
-from tests.tiny_runs import fit_tiny, four_domains, tiny_images, tiny_texts
+from sourceward.nn.domain_norm import MixedNorm
+from sourceward.training.finetune import FineTuner
+from tests.adaptation.test_adapters import make_image_network, make_images
+from tests.tiny_runs import fit_tiny, four_domains, kill_at, tiny_images, tiny_texts, weights_of
 
 
 def test_the_rotation_head_is_in_the_model_folder(tmp_path):
@@ -73,3 +75,31 @@ def test_data_that_a_method_cannot_use_is_refused_before_any_work(tmp_path, name
     with pytest.raises(InputError, match=reason):
         fit_tiny(data(), tmp_path / "run", target=target, settings={"finetune.method": name})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["adversarial_noise", "single_sample", "dson", "masf", "l2a_ot"])
+def test_a_killed_fit_goes_on_to_the_same_bits(tmp_path, monkeypatch, name):
+    settings = {"finetune.method": name, "finetune.freeze_batchnorm": name != "dson", "crossfit": 0.0}
+    fit_tiny(tiny_images(), tmp_path / "whole", settings=settings)
+    with monkeypatch.context() as patch:
+        kill_at(patch, 8, FineTuner)
+        with pytest.raises(KeyboardInterrupt):
+            fit_tiny(tiny_images(), tmp_path / "killed", settings=settings)
+    fit_tiny(tiny_images(), tmp_path / "killed", settings=settings)
+    assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["tent", "batchnorm", "shot_im", "tsd", "tea", "memo", "tta"])
+def test_norm_layers_of_each_source_work_under_every_adapter(name):
+    network = make_image_network()
+    network.backbone.use_domain_norm(3)
+    for module in network.backbone.modules():
+        if isinstance(module, MixedNorm):
+            module.mix.data.fill_(1.0)  # batch norm alone: the branches agree
+    network.eval().requires_grad_(False)
+    options = {} if name == "tta" else {"batch_size": 4}
+    adapted = create_adapter(name, **options)(network, make_images(8))
+    plain = create_adapter(name, **options)(make_image_network(), make_images(8))
+    assert np.isfinite(adapted.probabilities).all()
+    if name in ("batchnorm", "tta"):  # nothing is trained: the same answers as without domains
+        np.testing.assert_allclose(adapted.probabilities, plain.probabilities, atol=1e-4)
