@@ -36,7 +36,8 @@ def report(
     if markdown:
         results = read_all(folder)
         for own in results.values():
-            own["published"] = rows_for(own) if own.get("kind") == "bench" else []
+            if own.get("kind") == "bench":
+                own["published"] = rows_for(own)
         known = [row for data in ("pacs", "pheme") for row in published("comparison", dataset=data)]
         text = document(folder.resolve().name, results, [row.to_dict() for row in known])
         page_file = out or folder / "results.md"

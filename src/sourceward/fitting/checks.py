@@ -19,6 +19,7 @@ from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbon
 from sourceward.nn.backbones.backbone import SEVERAL
 from sourceward.settings import AUTO
 from sourceward.training.configuration import NONE, FitSettings, is_pretrained, settings_for
+from sourceward.training.finetune import FINETUNE_METHODS
 from sourceward.training.presets import PRESETS
 from sourceward.validation.crossfit import statistics_layers
 from sourceward.validation.folds import MIN_SOURCES
@@ -64,6 +65,10 @@ def check_settings(
     """Refuse settings that this data or this backbone cannot use; warn of what cannot be estimated."""
     if trains and backbone is not None and backbone.family == SEVERAL:
         raise InputError("Several backbones side by side are used frozen: pass --freeze, or name one.")
+    if trains and settings.recipe == "two-stage":
+        name = settings.finetune.method
+        needs = FINETUNE_METHODS[name].needs
+        needs.check(name, sources.kind, len(sources.domain_names), settings.finetune)
     _check_shifts(sources, backbone, settings, trains)
     count = len(sources.domain_names)
     fix = "Leave fewer domains out, or split the data by what will differ: site, camera, year."

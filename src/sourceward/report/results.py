@@ -8,6 +8,7 @@ from sourceward._util.errors import InputError, unknown_name
 from sourceward.report.bench import bench_page
 from sourceward.report.compare import compare_page
 from sourceward.report.experiment import experiment_page
+from sourceward.report.grid import grid_page
 from sourceward.report.page import Page
 from sourceward.report.run import CONFIG, read_run, run_page
 
@@ -31,6 +32,8 @@ def report_page(folder: str | Path, method: str | None = None) -> Page:
         return bench_page(results, folder, method)
     if method is not None:
         raise InputError(f"--adapter is for results of `sourceward bench`, which '{folder}' does not hold.")
+    if results.get("kind") == "grid":
+        return grid_page(results)
     if results.get("kind") == "experiment":
         return experiment_page(results, folder)
     if "verdicts" in results:
