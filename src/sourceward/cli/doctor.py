@@ -49,7 +49,8 @@ def doctor(
     from sourceward.data import open_dataset
     from sourceward.data.diagnosis import doctor as diagnose
 
-    options, about = reader_options(option), None
+    options = reader_options(option)
+    about: Any = None
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("Reading samples")
         diagnosis = diagnose(

@@ -125,13 +125,13 @@ def predict(
     from sourceward.model.predicting import predict_files
 
     model = load_model(run, **given)
-    read = {"column": column or options.get(model.kind), "delimiter": options.get("delimiter"), "root": root}
+    read: dict[str, Any] = {"column": column or options.get(model.kind), "root": root}
+    read |= {"delimiter": options.get("delimiter"), "probabilities": probabilities}
     stream = model.stream() if stateful else None
     if stream is not None and state is not None and Path(state).exists():
         stream.load(state)
-    how: dict[str, Any] = {"abstain_below": abstain_below, "probabilities": probabilities}
     predicted, failures = predict_files(
-        model, inputs, out, stream=stream, progress=bars(quiet), **how, **read
+        model, inputs, out, stream=stream, abstain_below=abstain_below, progress=bars(quiet), **read
     )
     if stream is not None and state is not None:
         stream.save(state)

@@ -229,7 +229,7 @@ def trust(run: "Run") -> Section | None:
     ]
     header = ["answered", *(["threshold"] if thresholds else []), *(f"error, {name}" for name in shown)]
     lines = {name: [100 * own[share] for share in shares] for name, own in curves.items()}
-    panel = {"plot": "lines", "x": [100 * float(share) for share in shares], "lines": lines}
+    panel: dict[str, Any] = {"plot": "lines", "x": [100 * float(share) for share in shares], "lines": lines}
     panel |= {"xlabel": "samples answered, %", "ylabel": "error, %", "from_zero": True}
     chart = to_svg(panel, (5.6, 3.4), "error against the share of samples that are answered")
     text = (
