@@ -262,6 +262,12 @@ class Model:
 
         return str(hub_class()(self).push_to_hub(repo_id, **options))
 
+    def export(self, path: str | Path, *, samples: Any = None) -> dict[str, Any]:
+        """Write the whole prediction to an .onnx or .pt2 file; see `sourceward.export`."""
+        import sourceward
+
+        return sourceward.export(self, path, samples=samples)
+
     @property
     def preprocessing(self) -> ImagePreprocessing:
         """How images are prepared."""
