@@ -257,7 +257,7 @@ class Model:
         return hub_class().from_pretrained(name, **options).model
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload to the Hugging Face Hub; returns the address."""
+        """Upload to the Hugging Face Hub, with a Gradio `app.py` for a Space; returns the address."""
         from sourceward.model.hub import hub_class
 
         return str(hub_class()(self).push_to_hub(repo_id, **options))
