@@ -59,8 +59,8 @@ RAY_LIMITS = {
     "RAY_worker_register_timeout_seconds": "300",
     "RAY_health_check_timeout_ms": "60000",
 }
-"""Time for Ray to start: its own limits are 10 to 60 seconds, which processes that only import Ray exceed when
-other tests hold the cores; Ray then ends the node."""
+"""Time for Ray to start: its own limits are 10 to 60 seconds, which processes that only import Ray exceed
+when other tests hold the cores; Ray then ends the node."""
 
 
 @pytest.fixture(scope="session")

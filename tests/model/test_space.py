@@ -68,7 +68,9 @@ def test_what_is_typed(kind: str, tmp_path: Path):
     model = fit_tiny(data, tmp_path, **({"freeze": True} if kind == "text" else {}))
     typed = data.items[0] if kind == "text" else ", ".join(map(str, data.items[0].tolist()))
     predict = build_app(model).fn
-    assert max(predict(typed)[0].items(), key=lambda pair: pair[1])[0] == model.predict(data.items[:1])[0].label
+    assert (
+        max(predict(typed)[0].items(), key=lambda pair: pair[1])[0] == model.predict(data.items[:1])[0].label
+    )
     for bad in ("", "  ") if kind == "text" else ("", "a, b", "1, 2"):
         with pytest.raises(Exception, match=r"[Ee]xpected|could not convert"):
             predict(bad)

@@ -121,7 +121,8 @@ def _ray(function: Callable[[Any], Any], jobs: Iterable[Any], workers: int) -> I
         except (OSError, RuntimeError) as error:
             what = f"joined at RAY_ADDRESS={joined}" if joined else "started on this machine"
             raise InputError(
-                f"No Ray cluster could be {what}: {str(error).splitlines()[0]} Use --engine local without one."
+                f"No Ray cluster could be {what}: {str(error).splitlines()[0]} Without one, use --engine "
+                "local."
             ) from None
     try:
         gpus = ray.cluster_resources().get("GPU", 0)

@@ -68,7 +68,8 @@ class ExportGraph(nn.Module):
         self.kind, self.settings, self.threshold = model.kind, model.settings, model.tta_threshold
         self.network = network = model.network.eval().requires_grad_(False)
         if model.kind == "text":
-            assert model.backbone is not None and isinstance(model.backbone.preprocessing, TextPreprocessing)
+            assert model.backbone is not None
+            assert isinstance(model.backbone.preprocessing, TextPreprocessing)
             self.longest = model.backbone.preprocessing.max_length  # tokens; position embeddings have an end
         if model.kind == "image":
             assert network.backbone is not None

@@ -45,7 +45,9 @@ def read(model: sw.Model, given: Any) -> Any:
     """Return a sample as the model takes it."""
     if given is None or (isinstance(given, str) and not given.strip()):
         raise sw.InputError(f"Expected one sample ({model.kind}), but got none.")
-    return [float(number) for number in given.replace(",", " ").split()] if model.kind == "features" else given
+    return (
+        [float(number) for number in given.replace(",", " ").split()] if model.kind == "features" else given
+    )
 
 
 if __name__ == "__main__":
