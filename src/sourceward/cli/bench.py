@@ -58,7 +58,7 @@ Selection = Annotated[str, typer.Option(help="source, last, or oracle (looks at 
 Engine = Annotated[str, typer.Option(help="local, or ray for a cluster (RAY_ADDRESS).")]
 Jobs = Annotated[int, typer.Option(help="Processes on this machine.")]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="`bench speed`, `predict` or `drift` in seconds, to try it.")
+    bool, typer.Option("--quick", help="`bench speed`, `predict`, `serve` or `drift` in seconds, to try it.")
 ]
 Only = Annotated[
     str,
@@ -93,8 +93,9 @@ def bench(
 ) -> None:
     """Train on all domains but one and evaluate every adapter on that one, for each domain and seed.
 
-    Three others: `bench speed` measures the cost of adaptation on this machine, `bench predict` that of
-    predicting large data, and `bench drift DATA...` how often `sourceward drift` alarms.
+    Four others: `bench speed` measures the cost of adaptation on this machine, `bench predict` that of
+    predicting large data, `bench serve` the load that the server holds, and `bench drift DATA...` how often
+    `sourceward drift` alarms.
 
     Run the same command again after a kill: finished runs are not computed again. Exit code 3: some runs
     failed; the output says which and why.
@@ -108,6 +109,11 @@ def bench(
         from sourceward.cli.bench_predict import bench_predict
 
         bench_predict(out, json, quick, only)
+        return
+    if data[0] == "serve":
+        from sourceward.cli.bench_serve import bench_serve
+
+        bench_serve(data[1:], out, json, quick)
         return
     if data[0] == "drift":
         from sourceward.cli.bench_drift import bench_drift

@@ -264,10 +264,16 @@ class Model:
         return hub_class().from_pretrained(name, **options).model
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload to the Hugging Face Hub; returns the address."""
+        """Upload to the Hugging Face Hub, with a Gradio `app.py` for a Space; returns the address."""
         from sourceward.model.hub import hub_class
 
         return str(hub_class()(self).push_to_hub(repo_id, **options))
+
+    def export(self, path: str | Path, *, samples: Any = None) -> dict[str, Any]:
+        """Write the whole prediction to an .onnx or .pt2 file; see `sourceward.export`."""
+        import sourceward
+
+        return sourceward.export(self, path, samples=samples)
 
     @property
     def preprocessing(self) -> ImagePreprocessing:
