@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sourceward.algorithm import Batch, adapt, objective
 from sourceward.functional import AGGREGATIONS, Coefficients, Gaussian, guided_step, row_keys
-from sourceward.functional.source_weights import BY_ENERGY
+from sourceward.functional.aggregation import BY_ENERGY
 from sourceward.nn import HEADS, Network, ReplayBuffer, folded
 from sourceward.settings import AdaptSettings, TrainSettings
 from tests.helpers import make_generator

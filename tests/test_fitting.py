@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from sourceward._util.errors import InputError, TrainingError
 from sourceward._util.storage import tensor_hash
 from sourceward.data import open_dataset
+from sourceward.data.dataset import split_sources
 from sourceward.data.features import extract_features
-from sourceward.data.split import split_sources
 from sourceward.model import load
 from sourceward.training.finetune import FineTuner
 from sourceward.training.trainer import Trainer

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from sourceward._util.storage import tensor_hash
+from sourceward.data.dataset import split_sources
 from sourceward.data.features import corrupted_features
 from sourceward.data.feeds import ResidentFeed
 from sourceward.data.loading import Resident
-from sourceward.data.split import split_sources
 from tests.tiny_runs import (
     fit_tiny,
     tiny_features,

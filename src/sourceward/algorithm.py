@@ -31,10 +31,8 @@ from sourceward.functional import (
     keyed_normal,
     latent_bias,
 )
-from sourceward.functional.aggregation import select_sources
-from sourceward.functional.gaussian import detach, draw, join
-from sourceward.functional.negatives import Batch, jitter, negatives
-from sourceward.functional.source_weights import evidence, score
+from sourceward.functional.aggregation import evidence, score, select_sources
+from sourceward.functional.losses import Batch, detach, draw, jitter, join, negatives
 from sourceward.nn import Folded, Network, ReplayBuffer, folded, frozen_call
 from sourceward.samplers import Chain, run_chain
 from sourceward.settings import AdaptSettings, TrainSettings

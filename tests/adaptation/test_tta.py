@@ -7,8 +7,8 @@ import torch
 from sourceward import create_adapter
 from sourceward._util.errors import InputError
 from sourceward.adaptation import Unsuitable
+from sourceward.adaptation.base import image_preprocessing, inner_backbone
 from sourceward.adaptation.copies import CopyEncoder, Statistics, copies_of
-from sourceward.adaptation.images import image_preprocessing, inner_backbone
 from sourceward.adaptation.tta import average, copy_features
 from sourceward.data.transforms import (
     OWN,

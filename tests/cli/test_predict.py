@@ -13,7 +13,7 @@ from sourceward._util.errors import InputError
 from sourceward.adaptation.base import STATUS_TEXT
 from sourceward.cli.predict import predict
 from sourceward.model import load
-from sourceward.model.prediction_file import UNREADABLE
+from sourceward.model.prediction import UNREADABLE
 from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_texts
 
 

@@ -16,7 +16,7 @@ from sourceward.data.corruptions import (
     spatter,
     weather,
 )
-from sourceward.data.corruptions._filters import streak
+from sourceward.data.corruptions._core import streak
 
 DETERMINISTIC = (
     "defocus_blur", "zoom_blur", "gaussian_blur", "brightness", "contrast", "saturate", "pixelate",

@@ -10,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 
 from sourceward import EnergyAdapter, InputError
 from sourceward.functional import AGGREGATIONS
-from sourceward.functional.source_weights import BY_ENERGY
+from sourceward.functional.aggregation import BY_ENERGY
 from sourceward.nn import HEADS
 from tests.helpers import QUICK, make_domains
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sourceward.functional.negatives import Batch, jitter, negatives
+from sourceward.functional.losses import Batch, jitter, negatives
 from tests.helpers import make_generator
 
 SOURCES, ROWS = 3, 5

@@ -5,7 +5,7 @@ import pytest
 
 from sourceward._util.errors import InputError
 from sourceward.data import open_dataset
-from sourceward.data.split import split_sources
+from sourceward.data.dataset import split_sources
 from sourceward.model import load
 from sourceward.model.banks import save_features
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images

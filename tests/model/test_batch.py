@@ -77,7 +77,7 @@ def test_texts_in_any_batch(texts_run, device, order, cuts):
 def test_transformers_in_any_batch(kind):
     """Attention over padding is where features of texts used to change."""
     transformers = pytest.importorskip("transformers")
-    from sourceward.model.encoding import encode_texts
+    from sourceward.model.items import encode_texts
 
     small = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     small |= {"dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 64} if kind == "distilbert" else {}

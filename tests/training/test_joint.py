@@ -7,7 +7,7 @@ import torch
 import sourceward as sw
 from sourceward._util.errors import TrainingError
 from sourceward._util.storage import tensor_hash
-from sourceward.data.split import split_sources
+from sourceward.data.dataset import split_sources
 from sourceward.settings import AdaptSettings
 from sourceward.training import joint
 from tests.tiny_runs import fit_tiny, tiny_images

@@ -8,7 +8,7 @@ import torch
 
 from sourceward import EnergyAdapter
 from sourceward.adaptation.tta import CopyFeatures
-from sourceward.functional.source_weights import BY_ENERGY
+from sourceward.functional.aggregation import BY_ENERGY
 from sourceward.settings import AdaptSettings
 from sourceward.validation.folds import Source, feature_folds
 from sourceward.validation.leave_one_domain_out import LENGTHS, choose, estimate

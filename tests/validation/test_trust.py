@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sourceward import EnergyAdapter, InputError
-from sourceward.functional.trust import tempered, trust
+from sourceward.functional.calibration import tempered, trust
 from sourceward.validation.trust import Judged, fit_trust
 from tests.helpers import QUICK, make_domains
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward._util.registry import Registry
-from sourceward.functional import trust
-from sourceward.nn import Network
+from sourceward.functional import calibration
+from sourceward.nn import Network, Projected
+from sourceward.nn.backbones import Backbone, ImagePreprocessing
 
 ADAPTED = "adapted"
 NOT_ADAPTED = "not_adapted"
@@ -69,14 +70,14 @@ class AdaptationResult:
 
     def __post_init__(self) -> None:
         if self.agreement is None:
-            own = trust.agreement(self.per_source, self.probabilities.argmax(1))
+            own = calibration.agreement(self.per_source, self.probabilities.argmax(1))
             object.__setattr__(self, "agreement", own)
         if self.trust is None:
             object.__setattr__(self, "trust", self.probabilities.max(1))
 
     def with_trust(self, temperature: float) -> "AdaptationResult":
         """The same result with trust at another temperature; 1 is the probability of the label."""
-        return replace(self, trust=trust.trust(self.probabilities, temperature))
+        return replace(self, trust=calibration.trust(self.probabilities, temperature))
 
     @property
     def label(self) -> np.ndarray:
@@ -215,3 +216,25 @@ def adapter_traits(name: str) -> Traits:
 def traits_table() -> list[dict[str, Any]]:
     """A row for each adapter: name and traits."""
     return [{"name": name, **asdict(adapter_traits(name))} for name in ADAPTERS]
+
+
+def inner_backbone(network: Network) -> Backbone | None:
+    """Return the backbone without the projection that may follow it; None where inputs are features."""
+    backbone = network.backbone
+    inner = backbone.backbone if isinstance(backbone, Projected) else backbone
+    return inner if isinstance(inner, Backbone) else None
+
+
+def image_backbone(network: Network) -> Backbone:
+    """Return the image backbone itself, without the projection that may follow it."""
+    backbone = inner_backbone(network)
+    if backbone is not None and backbone.kind == "image":
+        return backbone
+    raise Unsuitable("This adapter transforms images, but this model has no image backbone.")
+
+
+def image_preprocessing(network: Network) -> ImagePreprocessing:
+    """Return how the backbone's images are normalised."""
+    preprocessing = image_backbone(network).preprocessing
+    assert isinstance(preprocessing, ImagePreprocessing)
+    return preprocessing

@@ -21,7 +21,7 @@ import torch
 from sourceward._util.errors import InputError
 from sourceward._util.storage import load_tensors, save_tensors, tensor_hash
 from sourceward.adaptation.base import ADAPTED, NONFINITE, AdaptationResult
-from sourceward.functional.trust import agreement, trust
+from sourceward.functional.calibration import agreement, trust
 from sourceward.nn import Network
 
 SHARE = 0.8

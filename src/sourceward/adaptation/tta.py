@@ -17,14 +17,14 @@ from sourceward.adaptation.base import (
     ADAPTERS,
     NOT_ADAPTED,
     AdaptationResult,
+    image_preprocessing,
     replace_rows,
     select_rows,
 )
 from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.adaptation.energy import EnergyAdaptation
-from sourceward.adaptation.images import image_preprocessing
 from sourceward.data.transforms import as_bytes, parse_transforms
-from sourceward.functional.trust import agreement
+from sourceward.functional.calibration import agreement
 from sourceward.nn import Network
 from sourceward.nn.backbones.preprocessing import denormalize
 from sourceward.settings import AdaptSettings

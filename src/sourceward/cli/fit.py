@@ -35,6 +35,9 @@ MaxIter = Annotated[
     int | None,
     typer.Option(help="Iterations for heads and energies; --set finetune.max_iter=N for the backbone."),
 ]
+Members = Annotated[
+    int | None, typer.Option(help="Fine-tunings whose weights are averaged into one backbone; 1 by default.")
+]
 BatchSize = Annotated[int | None, typer.Option(help="Samples of each source per iteration.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 AllowMissing = Annotated[
@@ -58,6 +61,7 @@ def fit(
     settings: Settings = None,
     max_iter: MaxIter = None,
     batch_size: BatchSize = None,
+    members: Members = None,
     option: Option = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -95,7 +99,9 @@ def fit(
         weights=weights,
         freeze=freeze,
         preset=preset,
-        settings=_changes(config, settings, max_iter=max_iter, batch_size=batch_size),
+        settings=_changes(
+            config, settings, **{"max_iter": max_iter, "batch_size": batch_size, "finetune.members": members}
+        ),
         device=device,
         seed=seed,
         allow_missing=allow_missing,

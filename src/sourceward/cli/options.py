@@ -26,11 +26,13 @@ Option = Annotated[
 Target = Annotated[list[str] | None, typer.Option(help="A domain to leave out; may be repeated.")]
 Targets = Annotated[str, typer.Option(help="Domains to leave out, by comma; all by default.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, by comma.")]
-Backbone = Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME, hf:NAME, or a folder.")]
+Backbone = Annotated[
+    str | None, typer.Option(help="timm:NAME, torchvision:NAME, hf:NAME, or a folder; a,b for several.")
+]
 Weights = Annotated[
     str | None,
     typer.Option(
-        help="A file, `default` for the library's weights, `none` for random ones.",
+        help="A file (a,b for several backbones), `default` for the library's, `none` for random ones.",
         callback=lambda given: None if given.lower() == "none" else given,
     ),
 ]
@@ -48,7 +50,7 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 
 
 def _limit_threads(count: int | None) -> int | None:
-    from sourceward._util.threads import limit_threads
+    from sourceward._util.devices import limit_threads
 
     limit_threads(count)
     return count

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sourceward.functional.negatives import Batch
+from sourceward.functional.losses import Batch
 
 Inputs = Tensor | dict[str, Tensor]
 """What a backbone takes: images, features, or tokens by name."""

@@ -1,7 +1,7 @@
 """Loading samples for a backbone: resident on the device where they fit, streamed where they do not."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,11 +12,11 @@ from sourceward._util.errors import InputError
 from sourceward._util.progress import progress_bar
 from sourceward.data import DomainDataset, decode_images
 from sourceward.data.augment import Augmentation, augment
+from sourceward.data.dataset import split_sources
 from sourceward.data.decode import INTERPOLATIONS, Geometry
 from sourceward.data.feeds import Feed, Inputs, ResidentFeed, unflatten
-from sourceward.data.split import split_sources
 from sourceward.data.stream import DomainBatches, fits_in_memory, in_order, stream_batches
-from sourceward.functional.negatives import Batch
+from sourceward.functional.losses import Batch
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 
 
@@ -156,6 +156,13 @@ def prepare_samples(
     with progress_bar(len(dataset), "reading images", show) as advance:
         images = decode_images(dataset, shape, progress=lambda done, _: advance(done))
     return Resident(images.to(device), normalize, augmented)
+
+
+def with_augmentation(samples: Any, backbone: Backbone, augmentation: Augmentation) -> Samples:
+    """The same samples with another augmentation in training; texts and features have none."""
+    if not isinstance(backbone.preprocessing, ImagePreprocessing):
+        return samples
+    return replace(samples, augmented=_image_steps(backbone.preprocessing, augmentation)[1])
 
 
 def check_kind(kind: str, backbone: Backbone | None) -> None:

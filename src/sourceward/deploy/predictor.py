@@ -141,7 +141,7 @@ def answer_columns(
         classes: names.
         sources: names.
     """
-    from sourceward.model.prediction_file import UNREADABLE
+    from sourceward.model.prediction import UNREADABLE
 
     names = np.array([*classes, ""])
     reason = np.array([*reasons, TOO_FAR])[:-1]  # wide enough for both

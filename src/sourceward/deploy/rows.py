@@ -14,7 +14,7 @@ from sourceward.data.decode import Geometry, decode_image, map_threads, reason_o
 from sourceward.data.loading import image_geometry
 from sourceward.data.table import find_column
 from sourceward.model import Model
-from sourceward.model.prefetch import prefetch, send
+from sourceward.model.items import prefetch, send
 
 CHUNK = {"image": 256, "text": 256, "features": 4096}
 """Rows that are read and predicted at a time: bounds memory, whatever the size of a batch."""

@@ -16,7 +16,7 @@ from sourceward.deploy.server_inputs import Sample
 from sourceward.model import Model
 from sourceward.model.captured import predict_images
 from sourceward.model.inputs import Failure
-from sourceward.model.prediction_file import UNREADABLE
+from sourceward.model.prediction import UNREADABLE
 
 SHOWN_CLASSES = 10
 THUMBNAIL = 160

@@ -14,11 +14,10 @@ from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation, keep_settings
 from sourceward.adaptation.stream import AdaptationStream
 from sourceward.estimator import input as given
-from sourceward.estimator.choosing import choose_adaptation
 from sourceward.estimator.classifier import DomainClassifier, warn_not_estimated
 from sourceward.estimator.file import describe, read
-from sourceward.estimator.network import fit_network, rescaled
-from sourceward.functional.source_weights import BY_ENERGY
+from sourceward.estimator.network import choose_adaptation, fit_network, rescaled
+from sourceward.functional.aggregation import BY_ENERGY
 from sourceward.nn import Network
 from sourceward.samplers import StepSettings
 from sourceward.settings import (

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError
-from sourceward._util.schema import Optional, Whole, check, short
 from sourceward._util.storage import load_tensors
+from sourceward._util.values import Optional, Whole, check, short
 from sourceward.nn import Network, Projected
 from sourceward.settings import AdaptSettings, TrainSettings
 from sourceward.validation.expected_gain import ExpectedGain

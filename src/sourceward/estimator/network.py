@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward._util.devices import choose_device
-from sourceward._util.threads import threads_for
+from sourceward._util.devices import choose_device, threads_for
 from sourceward.data.feeds import ResidentFeed
 from sourceward.estimator.input import fingerprint_of, held_out
 from sourceward.functional import principal_components, within_and_between_covariance
@@ -26,6 +25,18 @@ from sourceward.validation.folds import Source
 
 if TYPE_CHECKING:
     from sourceward.estimator.estimator import EnergyAdapter
+
+from typing import TYPE_CHECKING
+
+from sklearn.base import clone
+
+from sourceward.settings import AUTO, AdaptSettings
+from sourceward.validation.folds import Fold
+from sourceward.validation.leave_one_domain_out import Choice, validate
+
+if TYPE_CHECKING:
+    from sourceward.estimator.estimator import EnergyAdapter
+
 
 Part = tuple[Tensor, Tensor]
 """Features and labels of one source."""
@@ -158,3 +169,24 @@ def rescaled(network: Network, X: Any) -> Tensor:
     if isinstance(network.backbone, Projected):
         raw = network.backbone.project(raw)
     return network.rescale(raw)
+
+
+def choose_adaptation(
+    estimator: "EnergyAdapter",
+    folds: Sequence[Fold],
+    settings: AdaptSettings,
+    shifted: Part | None,
+    tta: Sequence[str],
+    kept_gain: float,
+) -> Choice:
+    """What validation chooses for an estimator; it is not changed."""
+    twin = clone(estimator).set_params(verbose=False, checkpoint=None)
+    twin.classes_, twin._seed = estimator.classes_, estimator._seed
+    return validate(
+        folds,
+        lambda some: fit_network(twin, some, shifted),
+        settings,
+        choose_steps=estimator.num_steps == AUTO,
+        tta=tta,
+        kept_gain=kept_gain,
+    )

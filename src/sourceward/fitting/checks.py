@@ -15,6 +15,7 @@ from sourceward.data import DomainDataset
 from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
+from sourceward.nn.backbones.backbone import SEVERAL
 from sourceward.settings import AUTO
 from sourceward.training.configuration import NONE, FitSettings, is_pretrained, settings_for
 from sourceward.training.presets import PRESETS
@@ -60,6 +61,8 @@ def check_settings(
     sources: DomainDataset, backbone: Backbone | None, settings: FitSettings, trains: bool
 ) -> None:
     """Refuse settings that this data or this backbone cannot use."""
+    if trains and backbone is not None and backbone.family == SEVERAL:
+        raise InputError("Several backbones side by side are used frozen: pass --freeze, or name one.")
     _check_shifts(sources, backbone, settings, trains)
     if settings.tta in (AUTO, NONE):
         return

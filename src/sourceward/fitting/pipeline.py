@@ -18,8 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from sourceward._util.cost import Meter
-from sourceward._util.devices import choose_device, join_processes
+from sourceward._util.devices import Meter, choose_device, join_processes
 from sourceward._util.errors import InputError
 from sourceward._util.storage import held_folder
 from sourceward.data import DomainDataset, open_dataset
@@ -45,8 +44,8 @@ from sourceward.model.held_out import held_out_statistics
 from sourceward.nn.backbones import Backbone
 from sourceward.settings import AUTO
 from sourceward.training.configuration import NONE, FitSettings
-from sourceward.training.finetune import finetune
 from sourceward.training.joint import train_joint
+from sourceward.training.members import finetune_members
 from sourceward.training.run_folder import Context, RunFolder, open_board, software
 from sourceward.validation.crossfit import crossfit_folds, source_statistics
 from sourceward.validation.folds import MIN_SOURCES, Source
@@ -123,7 +122,7 @@ def _fit(
         with context.part("reading"):
             start, data = copy.deepcopy(backbone), _load(sources, backbone, context)
         with context.part("fine-tuning"):
-            classifier, tuned = finetune(data, backbone, context, context.settings.finetune)
+            classifier, tuned = finetune_members(data, backbone, context, context.settings.finetune)
         processes.wait()
         if processes.is_main:
             tuned_backbone: Any = classifier.backbone.eval().requires_grad_(False)

@@ -12,17 +12,25 @@ from sourceward.functional.energy import (
     swish,
     swish_grad,
 )
-from sourceward.functional.gaussian import Gaussian, kl_divergence
-from sourceward.functional.losses import Coefficients, Guided, Loss, Positive, eq7, eq10, guided_step
+from sourceward.functional.losses import (
+    Coefficients,
+    Gaussian,
+    Guided,
+    Loss,
+    Positive,
+    eq7,
+    eq10,
+    guided_step,
+    kl_divergence,
+)
 from sourceward.functional.metrics import (
     accuracy,
     brier_score,
     expected_calibration_error,
     negative_log_likelihood,
 )
-from sourceward.functional.noise import keyed_normal, keyed_normals, keyed_uniform, row_keys
 from sourceward.functional.oracle import oracle_latent, oracle_source
-from sourceward.functional.rows import row_multiple
+from sourceward.functional.rows import keyed_normal, keyed_normals, keyed_uniform, row_keys, row_multiple
 from sourceward.functional.statistics import (
     class_centers,
     principal_components,

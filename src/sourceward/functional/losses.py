@@ -10,17 +10,86 @@ started from other sources::
 Eq. 7 is the same without z and without the two KL terms. The *guide* line reaches theta only through the
 sample: every parameter inside it is frozen, but x was produced by a gradient step on E_theta. It is what
 makes the chain keep labels.
+
+Also here: the Gaussians of the latent and their KL, and the negatives from which chains start in training.
+The negatives of one source are the positives of the others, so one backbone pass serves all. A lone source
+uses shifted samples if it is given any, otherwise its own samples plus noise.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sourceward.functional.energy import EnergyWeights, energy_and_grad
-from sourceward.functional.gaussian import Gaussian, kl_divergence
+
+
+class Gaussian(NamedTuple):
+    """Mean and standard deviation of independent normals, same shape."""
+
+    mean: Tensor
+    std: Tensor
+
+    def detach(self) -> "Gaussian":
+        """The same Gaussian as a constant."""
+        return Gaussian(self.mean.detach(), self.std.detach())
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """One reparametrised draw: mean + std * eps."""
+        eps = torch.randn(
+            self.mean.shape, generator=generator, dtype=self.mean.dtype, device=self.mean.device
+        )
+        return self.mean + self.std * eps
+
+    def gather(self, label: Tensor) -> "Gaussian":
+        """Row `label[s, b]` of source s: (sources, classes, dim) -> (sources, batch, dim)."""
+        return Gaussian(_chosen(self.mean, label), _chosen(self.std, label))
+
+
+def _chosen(values: Tensor, label: Tensor) -> Tensor:
+    """Row `label[s, b]` of source s, with a deterministic gradient: on CUDA that of indexing sums in a fixed
+    order and that of `gather` does not; on a CPU it is the other way round."""
+    if values.is_cuda:
+        source = torch.arange(len(values), device=values.device).unsqueeze(1)
+        return values[source, label]
+    return values.gather(1, label.unsqueeze(-1).expand(*label.shape, values.shape[-1]))
+
+
+def kl_divergence(q: Gaussian, p: Gaussian) -> Tensor:
+    """KL(q || p), summed over the last axis.
+
+    .. math:: \\sum_j \\log\\frac{\\sigma_p}{\\sigma_q}
+              + \\frac{\\sigma_q^2 + (\\mu_q - \\mu_p)^2}{2\\sigma_p^2} - \\frac12
+
+    Example:
+        >>> one = torch.ones(1)
+        >>> kl_divergence(Gaussian(one, one), Gaussian(0 * one, one))
+        tensor(0.5000)
+    """
+    ratio = q.std / p.std
+    shift = (q.mean - p.mean) / p.std
+    return (0.5 * (ratio.square() + shift.square() - 1) - ratio.log()).sum(-1)
+
+
+def draw(gaussian: Gaussian | None, generator: torch.Generator | None) -> Tensor | None:
+    """One sample of the Gaussian, or None."""
+    return None if gaussian is None else gaussian.sample(generator)
+
+
+def detach(tensor: Tensor | None) -> Tensor | None:
+    """The tensor as a constant, or None."""
+    return None if tensor is None else tensor.detach()
+
+
+@overload
+def join(a: Tensor, b: Tensor) -> Tensor: ...
+@overload
+def join(a: Tensor | None, b: Tensor | None) -> Tensor | None: ...
+def join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Both, concatenated along the batch axis, or None."""
+    return None if a is None or b is None else torch.cat([a, b], dim=1)
 
 
 @dataclass(frozen=True)
@@ -132,3 +201,51 @@ def _total(
 
 def _cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
     return cross_entropy(logits.flatten(0, -2), label.flatten())
+
+
+class Batch(NamedTuple):
+    """Rescaled features of every source, and optionally labelled shifted samples."""
+
+    feature: Tensor
+    """(sources, batch, dim)."""
+    label: Tensor
+    """(sources, batch)."""
+    shifted: Tensor | None = None
+    """(rows, dim): samples of no source, which join the negatives of all."""
+    shifted_label: Tensor | None = None
+    """(rows,)."""
+
+
+def negatives(
+    batch: Batch, chains: int | None, shift_noise: float, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Labelled chain starts for each source, none of them its own: (sources, chains, dim), (sources, chains).
+
+    Args:
+        batch: features of all sources.
+        chains: chains per source; as many as the batch has rows when None.
+        shift_noise: std of the noise that turns a lone source's own features into negatives.
+        generator: of the draws.
+    """
+    feature, label = batch.feature, batch.label
+    sources, rows = label.shape
+    chains, device = chains or rows, feature.device
+    if batch.shifted is None and sources == 1:
+        return jitter(feature[:, :chains], shift_noise, generator), label[:, :chains]
+    pool, pool_label = feature.flatten(0, 1), label.flatten()
+    others = (sources - 1) * rows
+    if batch.shifted is not None and batch.shifted_label is not None:
+        pool, pool_label = torch.cat([pool, batch.shifted]), torch.cat([pool_label, batch.shifted_label])
+        others += len(batch.shifted)
+    pick = torch.randint(others, (sources, chains), generator=generator, device=device)
+    own = torch.arange(sources, device=device).unsqueeze(1) * rows
+    pick = pick + rows * (pick >= own)  # skip the source's own rows
+    return pool[pick], pool_label[pick]
+
+
+def jitter(feature: Tensor, std: float, generator: torch.Generator | None) -> Tensor:
+    """Add Gaussian noise; with `std` 0 nothing is drawn."""
+    if not std:
+        return feature
+    eps = torch.randn(feature.shape, generator=generator, device=feature.device, dtype=feature.dtype)
+    return feature + std * eps

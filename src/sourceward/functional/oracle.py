@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sourceward.functional.gaussian import Gaussian
+from sourceward.functional.losses import Gaussian
 
 
 def oracle_latent(class_posterior: Gaussian, label: Tensor) -> Gaussian:

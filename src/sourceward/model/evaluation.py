@@ -17,8 +17,8 @@ from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import encode, prepare_samples
 from sourceward.data.transforms import parse_transforms
+from sourceward.functional.calibration import calibration_gap, risk_coverage
 from sourceward.functional.metrics import interval, paired_draws
-from sourceward.functional.trust import calibration_gap, risk_coverage
 from sourceward.model.captured import copy_encoder
 from sourceward.model.items import PLURAL
 from sourceward.model.model import Model

@@ -11,8 +11,8 @@ import torch
 
 from sourceward._util.errors import InputError
 from sourceward._util.reading import inside, read_regular, regular_size
-from sourceward._util.schema import Optional, Whole, check, damaged, read_json, short
 from sourceward._util.storage import load_tensors, read_metadata, save_tensors, write_whole
+from sourceward._util.values import Optional, Whole, check, damaged, read_json, short
 from sourceward.adaptation.copies import Statistics, check_transforms
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.file import describe, restore

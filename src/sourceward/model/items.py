@@ -1,7 +1,17 @@
-"""Read what a caller passes to a model: images in several forms, texts, or a feature matrix."""
+"""What a caller passes to a model: images in several forms, texts, or a feature matrix.
 
+Padding, and the number of rows, change the kernels of a library and the last bits of a feature, and with them
+the noise of a chain. So a text is never padded. On a CPU it is alone; on an accelerator texts of one length
+go together, in batches of one size. The next chunk is read, and copied to the device, while this one is
+computed.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -67,3 +77,76 @@ def describe(inputs: Any) -> str:
     if isinstance(inputs, list | tuple) and inputs:
         return f"a list of {type(inputs[0]).__name__}"
     return type(inputs).__name__
+
+
+TEXTS = 32
+"""Texts of a batch on an accelerator, the first repeated where there are fewer."""
+
+
+def encode_texts(
+    encode: Callable[[Any], Tensor],
+    prepare: Callable[[list[str]], Mapping[str, Tensor]],
+    texts: Sequence[str],
+) -> Tensor:
+    """Features (n, dim) of one or more texts, each as if it were the only one.
+
+    Args:
+        encode: from token tensors (rows, length) by name to features.
+        prepare: from texts to token tensors, padded to the longest.
+        texts: one or more.
+    """
+    tokens = [prepare([text]) for text in texts]
+    shapes = [next(iter(row.values())).shape for row in tokens]
+    alone = next(iter(tokens[0].values())).device.type == "cpu"
+    size = 1 if alone else TEXTS
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for row, shape in enumerate(shapes):
+        by_length[shape[-1]].append(row)
+    order, parts = [], []
+    for rows in by_length.values():
+        for start in range(0, len(rows), size):
+            some = rows[start : start + size]
+            filled = some + some[:1] * (size - len(some))
+            batch = {name: torch.cat([tokens[row][name] for row in filled]) for name in tokens[0]}
+            parts.append(encode(batch)[: len(some)])
+            order += some
+    return torch.cat(parts)[torch.tensor(order).argsort().to(parts[0].device)]
+
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+def prefetch(read: Callable[[C], R], chunks: Iterable[C]) -> Iterator[R]:
+    """Yield `read(chunk)` of each chunk, in order, at most one chunk ahead of the consumer.
+
+    >>> list(prefetch(sum, [[1, 2], [3, 4]]))
+    [3, 7]
+    """
+    with ThreadPoolExecutor(1) as reader:
+        pending: Future[R] | None = None
+        for chunk in chunks:
+            ready = None if pending is None else (pending.result(),)
+            pending = reader.submit(read, chunk)
+            if ready is not None:
+                yield ready[0]
+        if pending is not None:
+            yield pending.result()
+
+
+def send(rows: Tensor, device: torch.device) -> Tensor:
+    """Copy rows to the device, through pinned memory on a separate CUDA stream: the copy overlaps with
+    kernels."""
+    if device.type != "cuda" or rows.is_cuda:
+        return rows.to(device)
+    stream = _copy_stream(device)
+    with torch.cuda.stream(stream):
+        copied = rows.pin_memory().to(device, non_blocking=True)
+    stream.synchronize()
+    return copied
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all copies. One is enough, and the allocator reuses memory per stream."""
+    return torch.cuda.Stream(device)

@@ -18,20 +18,26 @@ from torch import Tensor
 from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
 from sourceward._util.storage import open_folder
-from sourceward.adaptation.base import AdaptationResult, join
+from sourceward.adaptation.base import AdaptationResult, inner_backbone, join
 from sourceward.adaptation.copies import Statistics, check_transforms
 from sourceward.adaptation.energy import EnergyAdaptation
-from sourceward.adaptation.images import inner_backbone
 from sourceward.adaptation.stream import AdaptationStream
 from sourceward.data.loading import image_geometry, rows_per_chunk, rows_per_pass
 from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.input import check_finite, feature_matrix, source_numbers
 from sourceward.model.captured import adapt_images, forget_encoders
-from sourceward.model.encoding import encode_texts
 from sourceward.model.file import WEIGHTS, read_folder, write_folder
-from sourceward.model.items import PLURAL, describe, is_matrix, items_of, read_images
+from sourceward.model.items import (
+    PLURAL,
+    describe,
+    encode_texts,
+    is_matrix,
+    items_of,
+    prefetch,
+    read_images,
+    send,
+)
 from sourceward.model.prediction import Prediction, explain
-from sourceward.model.prefetch import prefetch, send
 from sourceward.model.summary import summary
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing

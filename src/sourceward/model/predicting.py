@@ -15,10 +15,9 @@ from sourceward.data.decode import Geometry, decode_image, map_threads, reason_o
 from sourceward.data.loading import image_geometry
 from sourceward.data.stored import StoredFile
 from sourceward.model.inputs import Failure, Input, find_inputs
+from sourceward.model.items import prefetch, send
 from sourceward.model.model import Model
-from sourceward.model.prediction import Prediction
-from sourceward.model.prediction_file import atomic_text_file, writer_for
-from sourceward.model.prefetch import prefetch, send
+from sourceward.model.prediction import Prediction, atomic_text_file, writer_for
 from sourceward.nn.backbones import ImagePreprocessing
 
 TOO_FAR = "so far from the sources that it has no finite prediction"

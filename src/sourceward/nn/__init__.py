@@ -1,6 +1,6 @@
 """Modules with parameters. Their maths lives in `functional`."""
 
-from sourceward.nn.energy import DistilledStep, StackedEnergy
+from sourceward.nn.energy import DistilledStep, ReplayBuffer, StackedEnergy
 from sourceward.nn.folded import Folded, folded
 from sourceward.nn.heads import (
     HEADS,
@@ -13,4 +13,3 @@ from sourceward.nn.heads import (
     frozen_call,
 )
 from sourceward.nn.network import Network, Projected
-from sourceward.nn.replay import ReplayBuffer

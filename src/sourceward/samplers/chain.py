@@ -17,7 +17,7 @@ from torch import Tensor
 from sourceward.functional import ChainWeights, row_keys
 from sourceward.functional.chain import Lookahead, Workspace
 from sourceward.functional.distilled import DistilledWeights, StartPoint, distilled_step
-from sourceward.functional.noise import keyed_normals as many_normals
+from sourceward.functional.rows import keyed_normals as many_normals
 from sourceward.functional.rows import matmul
 from sourceward.samplers.base import StepSettings, Target, always, energy_not_higher
 from sourceward.samplers.cuda import usable_kernels

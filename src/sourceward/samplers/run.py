@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sourceward.functional.noise import keyed_normal, keyed_uniform
+from sourceward.functional.rows import keyed_normal, keyed_uniform
 from sourceward.samplers.base import SAMPLERS, Noise, State, StepSettings, Target
 
 NoiseSource = Callable[[int], Noise]

@@ -15,8 +15,7 @@ from sourceward.nn.heads import HEADS
 from sourceward.samplers import StepSettings
 from sourceward.settings import AUTO, HEAD, AdaptSettings, LoopSettings, TrainSettings, check_kl_weight
 from sourceward.training.finetune import FineTuneSettings
-from sourceward.training.presets import OF_BACKBONE
-from sourceward.training.recipes import JOINT, PRETRAINED, RECIPES, TWO_STAGE
+from sourceward.training.presets import JOINT, OF_BACKBONE, PRETRAINED, RECIPES, TWO_STAGE
 
 SHIFTS = ("corruptions", "noise")
 NONE = "none"

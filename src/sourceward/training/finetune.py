@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sourceward._util.cost import Meter
-from sourceward._util.devices import ALONE, Processes
+from sourceward._util.devices import ALONE, Meter, Processes
 from sourceward._util.errors import InputError, TrainingError, unknown_name
 from sourceward._util.registry import Registry
 from sourceward._util.storage import RESTART, load_tensors, save_tensors
@@ -26,9 +25,8 @@ from sourceward.data.loading import SourceData, encode
 from sourceward.nn.backbones import Backbone
 from sourceward.settings import LoopSettings
 from sourceward.training.learner import CHECK_EVERY, Learner, flat
-from sourceward.training.loop import Training
+from sourceward.training.loop import SELECT, Training
 from sourceward.training.run_folder import LAST, Context
-from sourceward.training.selection import SELECT
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,8 @@ class FineTuneSettings:
         select: which weights are handed on: the `best` on source validation; the `late`st that are within
             one standard error of the best, for an `average` of 1, whose iterates source validation cannot
             tell apart; or the `last`.
+        members: fine-tunings whose weights are averaged, see `training.members`; one costs as much time as
+            the other, and prediction costs what it costs with one.
         compile: let torch.compile fuse what lies between convolutions, on CUDA; pays for long trainings.
     """
 
@@ -68,6 +68,7 @@ class FineTuneSettings:
     method: str = "erm"
     label_smoothing: float = 0.0
     select: str = "best"
+    members: int = 1
     compile: bool = False
 
     def __post_init__(self) -> None:
@@ -86,7 +87,7 @@ class FineTuneSettings:
             raise InputError(
                 f"Expected `finetune.label_smoothing` to be in [0, 1), but got {self.label_smoothing}."
             )
-        for name in ("evaluate_every", "checkpoint_every"):
+        for name in ("evaluate_every", "checkpoint_every", "members"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(
                     f"Expected `finetune.{name}` to be 1 or more, but got {getattr(self, name)}."

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sourceward._util.cost import Meter
+from sourceward._util.devices import Meter
 from sourceward._util.storage import save_tensors
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.data.loading import SourceData, encode

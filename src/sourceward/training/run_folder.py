@@ -5,6 +5,7 @@ RUN/metrics.jsonl            losses and validation, a line each
 RUN/checkpoint.safetensors   all that the rest of the training depends on, while it lasts
 RUN/finetuned.safetensors    backbone and linear head, once fine-tuning is done
 RUN/heads.safetensors        checkpoint of the training of heads and energies
+RUN/members/                 fine-tunings whose weights are averaged, where `finetune.members` is above 1
 RUN/crossfit/                fine-tunings without each source, for leave-one-domain-out validation
 RUN/config.json, model.safetensors, README.md    the model, once finished
 RUN/last.safetensors         the weights of the last iteration, where another was better
@@ -34,7 +35,7 @@ BESIDE = ("numpy", "torchvision", "timm", "transformers")
 CONFIG = "config.json"
 CHECKPOINT, LAST = "checkpoint.safetensors", "last.safetensors"
 FINETUNED, HEADS = "finetuned.safetensors", "heads.safetensors"
-CROSSFIT, KEPT = "crossfit", "checkpoints"
+CROSSFIT, MEMBERS, KEPT = "crossfit", "members", "checkpoints"
 
 
 class RunFolder:
@@ -60,14 +61,20 @@ class RunFolder:
                 )
             return False
         finished = (self.path / CONFIG).exists()
-        begun = (self.checkpoint, self.finetuned, self.heads)  # before that there is nothing to lose
+        begun = (
+            self.checkpoint,
+            self.finetuned,
+            self.heads,
+            self.path / MEMBERS,
+        )  # before that there is nothing to lose
         if finished or any(part.exists() for part in begun):
             self._compare(file)
         return finished
 
     def tidy(self) -> None:
         """Remove what a finished run no longer needs."""
-        shutil.rmtree(self.path / CROSSFIT, ignore_errors=True)
+        for name in (CROSSFIT, MEMBERS):
+            shutil.rmtree(self.path / name, ignore_errors=True)
         for file in (self.checkpoint, self.finetuned, self.heads):
             file.unlink(missing_ok=True)
 

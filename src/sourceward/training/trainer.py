@@ -12,7 +12,7 @@ from sourceward._util.errors import InputError, TrainingError
 from sourceward.algorithm import objective
 from sourceward.data.feeds import Feed
 from sourceward.functional import Loss, class_centers
-from sourceward.functional.negatives import Batch, jitter
+from sourceward.functional.losses import Batch, jitter
 from sourceward.nn import Network, ReplayBuffer
 from sourceward.settings import PAPER, LoopSettings, TrainSettings, kl_weight_of
 from sourceward.training.learner import CHECK_EVERY, Learner, flat

@@ -18,12 +18,11 @@ from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.tta import average, stop_early
 from sourceward.functional import AGGREGATIONS, cosine_to_sources, energy_zscore
-from sourceward.functional.source_weights import Evidence, evidence, learn_source_weights, score
+from sourceward.functional.aggregation import Evidence, evidence, learn_source_weights, score
 from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings
 from sourceward.validation.cascade import KEPT_GAIN, choose_cascade
-from sourceward.validation.domains import domain_interval, is_safe, standard_errors
-from sourceward.validation.expected_gain import ExpectedGain
+from sourceward.validation.expected_gain import ExpectedGain, domain_interval, is_safe, standard_errors
 from sourceward.validation.folds import Fold, Source
 from sourceward.validation.stream import Held, StreamGains, stream_gains
 from sourceward.validation.trust import Judged, Trust, fit_trust

@@ -8,9 +8,9 @@ import numpy as np
 
 from sourceward.adaptation.base import AdaptationResult, select_rows
 from sourceward.adaptation.stream import AdaptationStream
-from sourceward.functional.trust import fit_temperature
+from sourceward.functional.calibration import fit_temperature
 from sourceward.nn import Network
-from sourceward.validation.domains import domain_interval
+from sourceward.validation.expected_gain import domain_interval
 
 ALLOW = ("sample", "stream", "batch")
 """What a deployment permits: each sample by itself, samples in order with a state, all samples at once."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sourceward._util.errors import InputError
-from sourceward.functional.trust import calibration_gap, fit_temperature, risk_coverage, trust
+from sourceward.functional.calibration import calibration_gap, fit_temperature, risk_coverage, trust
 
 COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 """Shares of the samples that are answered, for the curve of risk against coverage."""

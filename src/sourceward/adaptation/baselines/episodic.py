@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sourceward.adaptation.base import image_backbone
 from sourceward.adaptation.baselines.base import Baseline, BatchPrediction
 from sourceward.adaptation.baselines.batches import sample_generators
 from sourceward.adaptation.baselines.trainable import TrainableCopy, backbone
-from sourceward.adaptation.images import image_backbone
 from sourceward.nn import Network
 
 

@@ -11,12 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sourceward.adaptation.base import ADAPTERS
+from sourceward.adaptation.base import ADAPTERS, image_preprocessing
 from sourceward.adaptation.baselines.base import BatchPrediction, unadapted
 from sourceward.adaptation.baselines.classifier import ensemble_logits, mean_entropy
 from sourceward.adaptation.baselines.episodic import Episodic
 from sourceward.adaptation.baselines.trainable import TrainableCopy
-from sourceward.adaptation.images import image_preprocessing
 from sourceward.data.augmix import augmix
 from sourceward.functional import keyed_normal, row_keys
 from sourceward.functional.aggregation import log_mixture

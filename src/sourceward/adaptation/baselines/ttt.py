@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sourceward.adaptation.base import ADAPTERS, Unsuitable
+from sourceward.adaptation.base import ADAPTERS, Unsuitable, image_backbone
 from sourceward.adaptation.baselines.episodic import Episodic
 from sourceward.adaptation.baselines.trainable import TrainableCopy
-from sourceward.adaptation.images import image_backbone
 from sourceward.data.augment import Augmentation, draw_boxes
 from sourceward.data.image_ops import crop_and_hflip, rotate_quarters
 from sourceward.nn import Network

@@ -24,7 +24,7 @@ from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.network import fit_network
 from sourceward.nn import Network
 from sourceward.settings import AdaptSettings
-from sourceward.validation.domains import domain_interval, is_safe, standard_errors
+from sourceward.validation.expected_gain import domain_interval, is_safe, standard_errors
 from sourceward.validation.folds import Source
 from sourceward.validation.leave_one_domain_out import MIN_TTA_GAIN
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from sourceward._util.storage import write_whole
 from sourceward.bench.protocol.provenance import versions
-from sourceward.validation.domains import PRIOR_DOF, PRIOR_SD, domain_interval
+from sourceward.validation.expected_gain import PRIOR_DOF, PRIOR_SD, domain_interval
 
 AUTO = "ebtsa:num_steps=auto"
 

@@ -16,7 +16,7 @@ from sourceward.adaptation.base import AdaptationResult, select_rows
 from sourceward.bench.experiments.base import Case, Context, Outcome, experiment
 from sourceward.bench.protocol.measures import separation
 from sourceward.bench.protocol.plan import leave_out
-from sourceward.functional.trust import calibration_gap, risk_coverage
+from sourceward.functional.calibration import calibration_gap, risk_coverage
 from sourceward.validation.stream import run_stream
 
 COVERAGE = 0.8

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sourceward._util.cost import peak_memory
+from sourceward._util.devices import peak_memory
 from sourceward.bench.speed.models import Bare, SpeedPlan, make_images, make_model
 from sourceward.bench.speed.timing import growth, timed
 from sourceward.estimator import EnergyAdapter

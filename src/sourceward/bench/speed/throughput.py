@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sourceward._util.cost import Meter
+from sourceward._util.devices import Meter
 from sourceward.data import DomainDataset
 from sourceward.data.loading import encode, prepare_samples
 from sourceward.model import Model

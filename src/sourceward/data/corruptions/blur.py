@@ -3,13 +3,15 @@
 import torch
 from torch import Tensor
 
-from sourceward.data.corruptions._core import corruption, quantise, uniform
-from sourceward.data.corruptions._filters import (
+from sourceward.data.corruptions._core import (
     convolve,
+    corruption,
     enlarge,
     gaussian_weights,
+    quantise,
     smooth,
     streak,
+    uniform,
     zoom_crop,
 )
 

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.data.corruptions._core import corruption, uniform
-from sourceward.data.corruptions._filters import smooth, warp
+from sourceward.data.corruptions._core import corruption, smooth, uniform, warp
 
 Generator = torch.Generator | None
 

@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sourceward.data.corruptions._core import corruption, normal
-from sourceward.data.corruptions._filters import convolve, pad, smooth
+from sourceward.data.corruptions._core import convolve, corruption, normal, pad, smooth
 
 Generator = torch.Generator | None
 

@@ -3,8 +3,16 @@
 import torch
 from torch import Tensor
 
-from sourceward.data.corruptions._core import corruption, gray, normal, uniform
-from sourceward.data.corruptions._filters import enlarge, smooth, streak, zoom_crop
+from sourceward.data.corruptions._core import (
+    corruption,
+    enlarge,
+    gray,
+    normal,
+    smooth,
+    streak,
+    uniform,
+    zoom_crop,
+)
 
 Generator = torch.Generator | None
 

@@ -15,6 +15,8 @@ from sourceward.nn.backbones.preprocessing import ImagePreprocessing, Preprocess
 from sourceward.nn.backbones.tokenizers import Tokenizer
 
 FORMAT = 1
+SEVERAL = "several"
+"""The family of backbones side by side."""
 ROTATION = "rotation"
 """The auxiliary head of test-time training: rotation by 0, 90, 180 or 270 degrees."""
 
@@ -73,7 +75,7 @@ class Backbone(nn.Module):
 
     @property
     def spec(self) -> str:
-        return f"{self.family}:{self.name}"
+        return self.name if self.family == SEVERAL else f"{self.family}:{self.name}"
 
     @property
     def device(self) -> torch.device:

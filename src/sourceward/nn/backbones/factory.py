@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward._util.schema import Optional, Whole, check
+from sourceward._util.values import Optional, Whole, check
 from sourceward.nn.backbones import from_hf, from_timm, from_torchvision, tiny
-from sourceward.nn.backbones.backbone import FORMAT, Backbone, BuildOptions, Parts
-from sourceward.nn.backbones.download import no_hub
+from sourceward.nn.backbones.backbone import FORMAT, SEVERAL, Backbone, BuildOptions, Parts
 from sourceward.nn.backbones.preprocessing import (
     ImagePreprocessing,
     Preprocessing,
@@ -22,8 +21,9 @@ from sourceward.nn.backbones.preprocessing import (
     from_dict,
 )
 from sourceward.nn.backbones.resnet_v1 import SUFFIX, warn_of_stride
+from sourceward.nn.backbones.several import Several, join, split_weights
 from sourceward.nn.backbones.tokenizers import FOLDER, HashTokenizer, HfTokenizer, Tokenizer
-from sourceward.nn.backbones.weights import OTHERWISE, Weights, is_default, load_weights
+from sourceward.nn.backbones.weights import OTHERWISE, Weights, is_default, load_weights, no_hub
 
 
 class Family(Protocol):
@@ -63,7 +63,7 @@ def create_backbone(
     """Build a backbone.
 
     Args:
-        spec: `"family:name"`, a Hugging Face folder, or an `nn.Module`.
+        spec: `"family:name"`, several of them joined by commas, a Hugging Face folder, or an `nn.Module`.
         weights: `"default"` for those of the library, None for random ones, or a .safetensors file, a state
             dict file (tensors only) or a mapping; classifier heads in these are ignored.
         pooling: `"cls"`, `"mean"` or `"pooler"`, for `hf:` models; None chooses by model.
@@ -77,6 +77,15 @@ def create_backbone(
     >>> create_backbone("tiny:conv", image_size=28).dim
     128
     """
+    if isinstance(spec, str) and "," in spec and not Path(spec).is_dir():
+        names = spec.split(",")
+        each = zip(names, split_weights(weights, len(names)))
+        return join(
+            [
+                create_backbone(name, weights=own, image_size=image_size, local_files_only=local_files_only)
+                for name, own in each
+            ]
+        )
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if isinstance(spec, Backbone):
         return spec
@@ -140,6 +149,10 @@ def rebuild(
                 "Pass `module=`, an instance of it."
             )
         network = module
+    elif family == SEVERAL:
+        check(architecture, {"parts": [PART]}, "backbone.architecture")
+        each = [(part["family"], part["name"], part["architecture"]) for part in architecture["parts"]]
+        network = Several([_network(*part, None, elements) for part in each])
     elif family in FAMILIES:
         network = _network(family, name, architecture, pooling, elements)
     else:
@@ -168,6 +181,8 @@ SCHEMA = {
     "auxiliary": Optional(dict),
 }
 """Of `Backbone.config()`."""
+PART = {"family": str, "name": str, "architecture": dict}
+"""Of each of several backbones side by side."""
 ARCHITECTURE = {"tiny": set[str](), "timm": {"img_size"}, "torchvision": {"image_size", "transform_input"}}
 """Arguments that a family's `build` may write to the config. Others, such as the path of a checkpoint, would
 make its library read files."""
@@ -177,6 +192,8 @@ def _network(
     family: str, name: str, architecture: dict[str, Any], pooling: str | None, elements: int | None
 ) -> nn.Module:
     """Build the network of a config, which may be anybody's: without the Hub, no larger than its weights."""
+    if family not in FAMILIES:
+        raise unknown_name("backbone family", family, FAMILIES)
     other = sorted(architecture.keys() - ARCHITECTURE.get(family, architecture.keys()))
     if other:
         raise InputError(f"Expected no {other[0]!r} in the architecture of a {family} backbone.")

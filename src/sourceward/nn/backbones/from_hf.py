@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from sourceward._util.errors import InputError
 from sourceward.nn.backbones.backbone import BuildOptions, Parts
-from sourceward.nn.backbones.download import (
+from sourceward.nn.backbones.preprocessing import ImagePreprocessing, TextPreprocessing
+from sourceward.nn.backbones.tokenizers import HfTokenizer
+from sourceward.nn.backbones.weights import (
     first_line,
     hub_file,
     hub_offline,
@@ -19,8 +21,6 @@ from sourceward.nn.backbones.download import (
     no_download,
     quiet,
 )
-from sourceward.nn.backbones.preprocessing import ImagePreprocessing, TextPreprocessing
-from sourceward.nn.backbones.tokenizers import HfTokenizer
 
 EXAMPLES = [
     "distilbert-base-uncased",

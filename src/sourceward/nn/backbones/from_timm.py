@@ -7,10 +7,9 @@ from torch import nn
 
 from sourceward._util.errors import InputError
 from sourceward.nn.backbones.backbone import BuildOptions, Parts
-from sourceward.nn.backbones.download import hub_file, no_download, url_cache
 from sourceward.nn.backbones.preprocessing import INTERPOLATIONS, ImagePreprocessing
 from sourceward.nn.backbones.resnet_v1 import split_name, stride_in_1x1
-from sourceward.nn.backbones.weights import OTHERWISE
+from sourceward.nn.backbones.weights import OTHERWISE, hub_file, no_download, url_cache
 
 
 def build(name: str, options: BuildOptions) -> Parts:

@@ -6,10 +6,9 @@ from torch import nn
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.nn.backbones.backbone import BuildOptions, Parts
-from sourceward.nn.backbones.download import no_download, url_cache
 from sourceward.nn.backbones.preprocessing import ImagePreprocessing
 from sourceward.nn.backbones.resnet_v1 import split_name, stride_in_1x1
-from sourceward.nn.backbones.weights import OTHERWISE
+from sourceward.nn.backbones.weights import OTHERWISE, no_download, url_cache
 
 CLASSIFIER_LAYERS = ("fc", "classifier", "heads", "head")
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sourceward._util.errors import InputError
 from sourceward._util.reading import check_limit
-from sourceward._util.schema import Whole, check
+from sourceward._util.values import Whole, check
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError
-from sourceward.nn.backbones.download import import_transformers
+from sourceward.nn.backbones.weights import import_transformers
 
 FOLDER = "tokenizer"
 """The subfolder of an assets folder in which `save` writes."""

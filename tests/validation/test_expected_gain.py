@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sourceward.validation.domains import PRIOR_DOF, PRIOR_SD, domain_interval, is_safe, standard_errors
+from sourceward.validation.expected_gain import PRIOR_DOF, PRIOR_SD, domain_interval, is_safe, standard_errors
 
 
 def test_the_interval_is_centred_on_the_mean_gain():
