@@ -87,10 +87,10 @@ def tables(results: dict[str, Any]) -> list[Table]:
 
 def _defaults(rows: list[dict[str, Any]]) -> Table:
     """What the default costs, as times of a prediction without adaptation."""
-    shares = [f"{100 * one['in_doubt']:.0f} % in doubt" for one in rows[-1]["cascade"]]
-    table = Table("default", "batch", "none ms", "steps", "all copies", *shares)
+    shares = [f"{100 * (1 - one['stopped'][0]):.0f} % in doubt" for one in rows[-1]["cascade"]]
+    table = Table("default", "batch", "none ms", "steps", "full set", "all copies", *shares)
     for row in rows:
-        ratios = [row["steps_ms"] / row["none_ms"], row["ratio_all_copies"]]
+        ratios = [row["steps_ms"] / row["none_ms"], row["ratio_full_set"], row["ratio_all_copies"]]
         ratios += [one["ratio"] for one in row["cascade"]]
         numbers = (f"{ratio:.2f}" for ratio in ratios)
         table.add_row(row["backbone"], str(row["batch"]), f"{row['none_ms']:.2f}", *numbers)

@@ -12,7 +12,15 @@ from torch import Tensor
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.adaptation import AdaptationResult
 from sourceward.adaptation.base import select_rows
-from sourceward.adaptation.tta import CopyFeatures, copy_features, flat, in_doubt, predict_copies
+from sourceward.adaptation.tta import (
+    CopyFeatures,
+    copy_features,
+    flat,
+    levels,
+    predict_each,
+    stop_early,
+    stopped_shares,
+)
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import encode, prepare_samples
@@ -53,7 +61,8 @@ def evaluate(
     Returns:
         {"domains": {name: scores}, "mean": scores}; accuracies are between 0 and 1. The mean is over
         the domains that the model was not trained on, if there are any. Where samples in doubt alone get
-        copies, `stopped` is the share of the others, and `all_copies` the accuracy with copies of every one.
+        copies, `stopped` are the shares that need none or those of the first transform alone, `passes` are
+        the backbone's passes for each sample, and `all_copies` is the accuracy with all copies of every one.
     """
     if allow not in ALLOW:
         raise unknown_name("choice of `allow`,", allow, ALLOW)
@@ -62,7 +71,8 @@ def evaluate(
         raise InputError(f"This model reads {PLURAL[model.kind]}, but the data holds {PLURAL[dataset.kind]}.")
     dataset = _domains(dataset, target, model)
     labels = _labels(dataset, model)
-    copies = dataset_copies(model, dataset, model.tta if num_steps != 0 else "", progress)
+    tta, thresholds = (model.tta, model.tta_thresholds) if num_steps != 0 else ("", ())
+    copies = dataset_copies(model, dataset, tta, progress)
     random = np.random.default_rng(0)
     domains, draws = {}, {}
     for code, name in enumerate(dataset.domain_names):
@@ -72,19 +82,20 @@ def evaluate(
             parts = [copy._replace(feature=copy.feature[there]) for copy in copies]
             before = model.adapt_features(parts[0].feature, num_steps=0)
             settings = model.settings if num_steps is None else model.settings_for(num_steps)
-            after = predict_copies(model.network, parts, settings, model.tta_threshold)
+            each = predict_each(model.network, parts, settings)
+            after = stop_early(each, tta, thresholds).with_trust(settings.temperature)
             after = _with_state(model, after, allow)
             domains[name], draws[name] = _scores(model, before, after, labels[rows], random)
             domains[name]["trained_on"] = name in model.sources
-            if len(parts) > 1 and model.tta_threshold is not None:
-                plain, full = (predict_copies(model.network, part, settings) for part in (parts[:1], parts))
-                domains[name]["stopped"] = float(1 - in_doubt(plain, model.tta_threshold).mean())
-                right = full.probabilities.argmax(1) == labels[rows]
-                domains[name]["all_copies"] = float(right.mean())
+            if thresholds:
+                stopped = stopped_shares(each, tta, thresholds)
+                right = stop_early(each, tta).probabilities.argmax(1) == labels[rows]
+                passes = _passes([copy.name for copy in parts], levels(tta, thresholds), stopped)
+                domains[name] |= {"stopped": stopped, "passes": passes, "all_copies": float(right.mean())}
     averaged = [name for name, scores in domains.items() if not scores["trained_on"]] or list(domains)
     mean: dict[str, Any] = {
-        key: float(np.mean([domains[name][key] for name in averaged]))
-        for key in ("unadapted", "adapted", "gain", "stopped", "all_copies")
+        key: np.mean([domains[name][key] for name in averaged], axis=0).tolist()
+        for key in ("unadapted", "adapted", "gain", "stopped", "passes", "all_copies")
         if all(key in domains[name] for name in averaged)
     }
     mean |= _interval(np.mean([draws[name] for name in averaged], axis=0))
@@ -122,13 +133,23 @@ def dataset_copies(
         for source in range(network.sources):
             toward, where = np.full(len(dataset), source), model.device
             mixed = extract_amplitude_mixed(dataset, backbone, network.amplitudes, toward, where, progress)
-            found.append(CopyFeatures(model.features(mixed), 1 / network.sources))
+            found.append(CopyFeatures(model.features(mixed), 1 / network.sources, "fourier"))
     if names:
         samples = prepare_samples(dataset, backbone, model.device, show=progress)
         encoder = copy_encoder(model, "+".join(names), plain=False)
         copies = copy_features(encoder, samples.stored(slice(0, len(dataset))), network.rescale)
         found += flat(copies)
     return found
+
+
+def _passes(names: Sequence[str], every: Sequence[Sequence[str]], stopped: Sequence[float]) -> float:
+    """Backbone passes for each sample of a cascade.
+
+    >>> _passes(["", "hflip", "adain", "adain"], [("",), ("", "hflip"), ("", "hflip", "adain")], [0.5, 0.25])
+    2.0
+    """
+    copies = [sum(name in level for name in names) for level in every]
+    return float(np.dot(copies, [*stopped, 1 - sum(stopped)]))
 
 
 def _with_state(model: Model, result: AdaptationResult, allow: str) -> AdaptationResult:

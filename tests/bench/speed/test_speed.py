@@ -67,7 +67,7 @@ def test_quick_runs_every_section(tmp_path):
         assert row["ratio"] == pytest.approx(row["with"]["median_ms"] / fastest)
     for row in found["default"]:
         (half,) = row["cascade"]
-        assert half["in_doubt"] == 0.5
+        assert half["stopped"] == [0.5, 0.25]
         assert half["ratio"] == pytest.approx(half["ms"] / row["none_ms"])
     assert found["files"]["files"] == 6
     assert found["busy_fit"]["beside_busy_ratio"] > 0
