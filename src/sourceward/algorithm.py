@@ -2,8 +2,8 @@
 
 Xiao, Zhen, Liao & Snoek, "Energy-Based Test Sample Adaptation for Domain Generalization", ICLR 2023.
 x is a feature, z its latent, d a class centre, E^i the energy of source i. Sources are the leading axis of
-every tensor, so one call serves all of them. The equations themselves are in `functional.losses` (7, 10)
-and `samplers.langevin` (2); the negatives are drawn by `functional.negatives`.
+every tensor, so one call serves all of them. The equations themselves are in `functional.losses` (7, 10),
+which also draws the negatives, and in `samplers.langevin` (2).
 """
 
 from collections.abc import Sequence

@@ -221,7 +221,7 @@ class AdaptSettings:
         num_draws: draws of z to average over; 0 uses the mean of p(z|x) alone.
         seed: of the draws and the noise; each sample has its own stream.
         source_weights: what each piece of evidence adds to a source's weight, for aggregation `learned`: see
-            `functional.source_weights`.
+            `functional.aggregation`.
         temperature: of `AdaptationResult.trust`; the probabilities are not changed.
     """
 

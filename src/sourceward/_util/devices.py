@@ -1,16 +1,10 @@
-"""Devices; processes that train together (several need accelerate); CPU threads; time and memory of a part.
-
-A chain on features is thousands of small products. Threads that share one wait for each other at its end, and
-where another process has one of the cores, they wait for the scheduler: many times longer than the product
-takes. So products up to `NARROW` wide are computed by one thread.
-"""
+"""Devices; processes that train together (several need accelerate); time and memory of a computation."""
 
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,66 +92,6 @@ def join_processes(device: str | torch.device) -> tuple[Processes, torch.device]
         ) from None
     state = PartialState(cpu=chosen.type == "cpu")
     return Processes(state.process_index, state.num_processes, state), torch.device(state.device)
-
-
-NARROW = 512
-"""Width of features up to which one thread computes; `fit` keeps 256 components."""
-
-CGROUPS = Path("/sys/fs/cgroup")
-
-
-def available_cores(cgroups: Path = CGROUPS) -> int:
-    """Cores that this process may use, by its affinity and by the quota of its container; at least 1."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([allowed, *_quotas(cgroups)]))
-
-
-@contextmanager
-def threads_for(width: int) -> Iterator[None]:
-    """Within this context torch computes by as many threads as products of this width are worth.
-
-    The number that was set before is restored, and is never exceeded.
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    wanted = 1 if width <= NARROW else min(before, available_cores())
-    if wanted == before:
-        yield
-        return
-    torch.set_num_threads(wanted)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def limit_threads(count: int | None = None) -> None:
-    """Let torch use `count` threads; when None, at most as many as there are available cores."""
-    import torch
-
-    wanted = min(torch.get_num_threads(), available_cores()) if count is None else count
-    if wanted != torch.get_num_threads():
-        torch.set_num_threads(wanted)
-
-
-def _quotas(cgroups: Path) -> Iterator[int]:
-    """CPU quotas of control groups, version 2 and 1, in whole cores, rounded up."""
-    pairs = [file.split() for file in _read(cgroups / "cpu.max")]
-    for quota, period in zip(
-        _read(cgroups / "cpu/cpu.cfs_quota_us"), _read(cgroups / "cpu/cpu.cfs_period_us")
-    ):
-        pairs.append([quota, period])
-    for quota, period in pairs:
-        if quota.lstrip("-").isdigit() and int(quota) > 0:
-            yield -(-int(quota) // int(period))
-
-
-def _read(file: Path) -> list[str]:
-    try:
-        return [file.read_text().strip()]
-    except OSError:
-        return []
 
 
 class Meter:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from sourceward._util.devices import available_cores
 from sourceward._util.errors import InputError, unknown_name
+from sourceward._util.threads import available_cores
 
 Outcome = tuple[int, Any]
 """Number of the job, and its return value or the exception that lost its worker."""

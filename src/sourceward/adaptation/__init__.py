@@ -21,6 +21,7 @@ from sourceward.adaptation.baselines.tent import Tent, TentOnFeatures, TentOnLat
 from sourceward.adaptation.baselines.tsd import TSD, TSDOnFeatures
 from sourceward.adaptation.baselines.ttt import TTT
 from sourceward.adaptation.energy import EnergyAdaptation, NoAdaptation
+from sourceward.adaptation.stream import StreamAdaptation
 from sourceward.adaptation.tta import TestTimeAugmentation
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "PredictionTimeBatchNorm",
     "ShotIM",
     "ShotIMOnFeatures",
+    "StreamAdaptation",
     "TEAOnFeatures",
     "TSDOnFeatures",
     "Tent",

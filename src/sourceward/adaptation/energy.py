@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from sourceward._util.devices import threads_for
 from sourceward._util.graphs import Graph, replay
+from sourceward._util.threads import threads_for
 from sourceward.adaptation.base import (
     ADAPTED,
     ADAPTERS,

@@ -13,14 +13,16 @@ of the other classes would be made of errors: nothing is learned, and the answer
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sourceward._util.errors import InputError
 from sourceward._util.storage import load_tensors, save_tensors, tensor_hash
-from sourceward.adaptation.base import ADAPTED, NONFINITE, AdaptationResult
+from sourceward.adaptation.base import ADAPTED, ADAPTERS, NONFINITE, AdaptationResult
+from sourceward.adaptation.energy import NoAdaptation
 from sourceward.functional.calibration import agreement, trust
 from sourceward.nn import Network
 
@@ -178,6 +180,28 @@ class AdaptationStream(Generic[T]):
 
     def _model(self) -> str:
         return tensor_hash({"centers": self.network.centers, "shift": self.network.shift})
+
+
+@ADAPTERS.register("stream")
+@dataclass(frozen=True)
+class StreamAdaptation:
+    """Prototypes of the classes follow the stream, as `model.stream()` does; in `bench` after TTA."""
+
+    changes_weights: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = True
+    needs_batch: ClassVar[bool] = False
+    reads: ClassVar[str] = "features"
+
+    def __call__(self, network: Network, inputs: Tensor) -> AdaptationResult:
+        return run_stream(network, NoAdaptation()(network, inputs))
+
+
+def run_stream(
+    network: Network, result: AdaptationResult, *, temperature: float = 1.0, together: bool = False
+) -> AdaptationResult:
+    """A stream of its own over predictions without state."""
+    stream = AdaptationStream(network, lambda given: given, lambda found: found, temperature)
+    return stream.update(result, together=together)
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 
 
 def _limit_threads(count: int | None) -> int | None:
-    from sourceward._util.devices import limit_threads
+    from sourceward._util.threads import limit_threads
 
     limit_threads(count)
     return count

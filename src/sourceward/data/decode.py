@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps
 
-from sourceward._util.devices import available_cores
 from sourceward._util.errors import InputError
 from sourceward._util.reading import check_limit, read_regular
+from sourceward._util.threads import available_cores
 from sourceward.data.cache import cache_folder, find, image_keys, store
 from sourceward.data.dataset import DomainDataset
 

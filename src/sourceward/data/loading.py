@@ -1,7 +1,7 @@
 """Loading samples for a backbone: resident on the device where they fit, streamed where they do not."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -156,13 +156,6 @@ def prepare_samples(
     with progress_bar(len(dataset), "reading images", show) as advance:
         images = decode_images(dataset, shape, progress=lambda done, _: advance(done))
     return Resident(images.to(device), normalize, augmented)
-
-
-def with_augmentation(samples: Any, backbone: Backbone, augmentation: Augmentation) -> Samples:
-    """The same samples with another augmentation in training; texts and features have none."""
-    if not isinstance(backbone.preprocessing, ImagePreprocessing):
-        return samples
-    return replace(samples, augmented=_image_steps(backbone.preprocessing, augmentation)[1])
 
 
 def check_kind(kind: str, backbone: Backbone | None) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from sourceward._util.devices import available_cores
 from sourceward._util.errors import InputError
+from sourceward._util.threads import available_cores
 from sourceward.data.dataset import DomainDataset
 from sourceward.data.decode import (
     Geometry,

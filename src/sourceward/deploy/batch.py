@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from sourceward._util.devices import available_cores
 from sourceward._util.engines import ENGINES, run_jobs
 from sourceward._util.errors import InputError, unknown_name
 from sourceward._util.reading import printable
 from sourceward._util.storage import open_folder
+from sourceward._util.threads import available_cores
 from sourceward.deploy.parquet import as_array, open_table, pyarrow, read_batches, write_table, written_key
 from sourceward.deploy.predictor import Predictor, answer_columns, folder_id
 from sourceward.deploy.rows import CHUNK, column_name

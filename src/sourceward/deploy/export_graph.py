@@ -118,7 +118,7 @@ class ExportGraph(nn.Module):
         return probabilities, per_source, (agreement(sources, probabilities) * shares[..., 0]).sum(0)
 
     def _trust(self, probabilities: Tensor) -> Tensor:
-        """`functional.trust.trust` as tensors."""
+        """`functional.calibration.trust` as tensors."""
         log = probabilities.clamp_min(torch.finfo(torch.float32).tiny).log() / self.settings.temperature
         return log.softmax(-1).amax(-1)
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward._util.devices import choose_device, threads_for
+from sourceward._util.devices import choose_device
+from sourceward._util.threads import threads_for
 from sourceward.data.feeds import ResidentFeed
 from sourceward.estimator.input import fingerprint_of, held_out
 from sourceward.functional import principal_components, within_and_between_covariance

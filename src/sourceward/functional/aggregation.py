@@ -68,7 +68,7 @@ def energy(probability: Tensor, similarity: Tensor, zscore: Tensor, score: Tenso
 
 @AGGREGATIONS.register("learned")
 def learned(probability: Tensor, similarity: Tensor, zscore: Tensor, score: Tensor | None = None) -> Tensor:
-    """Mean weighted by exp(score), learned on held-out sources: see `functional.source_weights`."""
+    """Mean weighted by exp(score), learned on held-out sources: see `learn_source_weights`."""
     if score is None:
         raise InputError("This model has no learned source weights. Fit it with aggregation='learned'.")
     return _weighted(probability, score)

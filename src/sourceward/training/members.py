@@ -1,8 +1,8 @@
 """Average the weights of several fine-tunings: one network, at the price of one when it predicts.
 
-Members start from the same pretrained weights, so their mean is a network as well (Rame et al. 2022, DiWA;
-Arpit et al. 2022). They differ by seed, and every other one trains without sketch augmentation. Heads and
-energies are fitted to the features of the mean, so the members' own heads do not have to agree.
+Members start from the same pretrained weights and differ by seed, so their mean is a network as well (Rame et
+al. 2022, DiWA; Arpit et al. 2022). Heads and energies are fitted to the features of the mean, so the members'
+own heads do not have to agree.
 """
 
 import copy
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sourceward._util.storage import save_tensors
-from sourceward.data.loading import SourceData, with_augmentation
+from sourceward.data.loading import SourceData
 from sourceward.nn.backbones import Backbone
 from sourceward.training.finetune import Classifier, FineTuneSettings, finetune
 from sourceward.training.run_folder import MEMBERS, Context, RunFolder
@@ -34,18 +34,12 @@ def finetune_members(
     if main:
         folder.start()
     start, infos = copy.deepcopy(backbone), []
-    plain = replace(context.settings.augmentation, sketch=0.0)
     mean: dict[str, torch.Tensor] = {}
     for number in range(settings.members):
         own = RunFolder(folder.path / MEMBERS / str(number), folder.configuration)
         seed = context.seed + SEED_STRIDE * number
-        samples = with_augmentation(data.samples, backbone, plain) if number % 2 else data.samples
-        classifier, info = finetune(
-            replace(data, samples=samples),
-            copy.deepcopy(start),
-            replace(context, folder=own, seed=seed, board=None),
-            settings,
-        )
+        member = replace(context, folder=own, seed=seed, board=None)
+        classifier, info = finetune(data, copy.deepcopy(start), member, settings)
         context.processes.wait()
         infos.append(info)
         for name, value in classifier.state_dict().items():

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sourceward.adaptation.base import AdaptationResult, select_rows
-from sourceward.adaptation.stream import AdaptationStream
+from sourceward.adaptation.stream import run_stream
 from sourceward.functional.calibration import fit_temperature
 from sourceward.nn import Network
 from sourceward.validation.expected_gain import domain_interval
@@ -79,14 +79,6 @@ def stream_gains(held: Sequence[Held]) -> StreamGains:
                 temperatures.append(fit_temperature(result.probabilities, one.label[order]))
     gains = {how: _gain(by_source) for how, by_source in found.items()}
     return StreamGains(float(np.exp(np.log(temperatures).mean())), **gains)
-
-
-def run_stream(
-    network: Network, result: AdaptationResult, *, temperature: float = 1.0, together: bool = False
-) -> AdaptationResult:
-    """A stream of its own over predictions without state."""
-    stream = AdaptationStream(network, lambda given: given, lambda found: found, temperature)
-    return stream.update(result, together=together)
 
 
 def _gain(by_source: dict[str, float]) -> Gain:

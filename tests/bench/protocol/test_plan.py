@@ -113,7 +113,7 @@ def test_a_measurement_that_fails_costs_no_run(file, tmp_path, monkeypatch):
 
 def test_the_peak_memory_of_a_training_is_that_of_its_hungriest_stage(tmp_path, monkeypatch):
     falling = iter(range(10**6, 0, -1))
-    monkeypatch.setattr("sourceward._util.cost.peak_memory", lambda _: next(falling))
+    monkeypatch.setattr("sourceward._util.devices.peak_memory", lambda _: next(falling))
     settings = {**TINY, **FINETUNE, "image_size": 16}
     training = Training(settings, "cpu", backbone="tiny:conv", weights=None)
     info = train(tiny_images(), training, ("c",), 0, tmp_path).info

@@ -3,7 +3,8 @@
     python -m sourceward.bench.experiments.recorded results --out results/domains/results.json
 
 Bench files record the gain on every held-out source. How far those differ, in all files together, is the
-prior of `validation.domains`. The noise of single held-out sources is not recorded and does not count here.
+prior of `validation.expected_gain`. The noise of single held-out sources is not recorded and does not count
+here.
 """
 
 import argparse

@@ -10,7 +10,7 @@ from sourceward._util.errors import InputError
 from sourceward._util.storage import open_folder, write_whole
 from sourceward.bench.experiments import EXPERIMENTS, Context
 from sourceward.bench.experiments.base import Drawing
-from sourceward.bench.protocol.provenance import versions
+from sourceward.bench.protocol.provenance import versions, weights_name
 from sourceward.bench.protocol.runs import read_json, refuse_model, refuse_other
 
 
@@ -55,7 +55,7 @@ def _configuration(name: str, context: Context) -> dict[str, Any]:
     """Return what the tables and figures of a folder depend on."""
     weights = context.training.weights
     given = {
-        "weights": None if weights is None else Path(weights).name,
+        "weights": weights_name(weights),
         "num_steps": context.num_steps,
         "small": context.small,
     }

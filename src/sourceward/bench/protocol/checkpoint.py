@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from sourceward.adaptation import ADAPTERS, AdaptationResult, create_adapter
-from sourceward.adaptation.base import adapter_traits
+from sourceward.adaptation.base import adapter_traits, select_rows
+from sourceward.adaptation.stream import run_stream
 from sourceward.adaptation.tta import CopyFeatures, predict_copies
 from sourceward.bench.protocol.controls import Classifier, fit_control
 from sourceward.bench.protocol.measures import class_positions
-from sourceward.bench.protocol.methods import AUTO, EBTSA, NONE, Method
+from sourceward.bench.protocol.methods import AUTO, EBTSA, NONE, STREAM, Method
 from sourceward.bench.speed.throughput import measure_encoding
 from sourceward.data import DomainDataset
 from sourceward.data.loading import prepare_samples
@@ -132,9 +133,11 @@ class Checkpoint:
         """Return the predictions of one method on one part."""
         if method.name in (NONE, EBTSA):
             return self.adapt(part, **({"num_steps": 0} if method.name == NONE else method.own))
-        adapter = create_adapter(method.name, **method.own)
         # A shuffled stream: files sorted by class would starve an adapter that keeps state.
         order = np.random.default_rng(self.info["seed"]).permutation(len(part.label))
+        if method.name == STREAM:  # over the predictions that users get, TTA included
+            return in_order(run_stream(self.network, select_rows(self.adapt(part), order)), order)
+        adapter = create_adapter(method.name, **method.own)
         inputs = self._stream(part, order) if adapter.reads == "inputs" else part.select(order).feature
         return in_order(adapter(self.network, inputs), order)
 
@@ -174,7 +177,7 @@ class Checkpoint:
         """Return the backbone passes for each sample, without those that the method runs itself."""
         if method.name in ADAPTERS and adapter_traits(method.name).reads == "inputs":
             return 0
-        return len(self.copies(part)) if method.auto else 1
+        return len(self.copies(part)) if method.auto or method.name == STREAM else 1
 
 
 def in_order(adapted: AdaptationResult, order: np.ndarray) -> AdaptationResult:

@@ -12,7 +12,8 @@ from sourceward._util.errors import InputError, unknown_name
 from sourceward._util.values import parse_assignments
 from sourceward.adaptation import ADAPTERS, create_adapter
 
-EBTSA, NONE, LINEAR, SINGLE_SAMPLE = "ebtsa", "none", "linear", "single_sample"
+EBTSA, NONE, STREAM = "ebtsa", "none", "stream"
+LINEAR, SINGLE_SAMPLE = "linear", "single_sample"
 CONTROLS = (LINEAR, SINGLE_SAMPLE)
 """Classifiers trained on the same features by ordinary means."""
 

@@ -14,7 +14,7 @@ from sourceward._util.engines import ENGINES, run_jobs
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.bench.protocol.jobs import Job, failed_runs, run_job
 from sourceward.bench.protocol.methods import AUTO, EBTSA, Method
-from sourceward.bench.protocol.provenance import code_version, versions
+from sourceward.bench.protocol.provenance import code_version, versions, weights_name
 from sourceward.bench.protocol.runs import FORMAT, Folder
 from sourceward.bench.protocol.summary import SELECTIONS, summarize
 from sourceward.bench.protocol.training import Training
@@ -180,6 +180,6 @@ def _configuration(plan: Plan, jobs: Sequence[Job]) -> dict[str, Any]:
 
 def _settings(plan: Plan, kind: str) -> dict[str, Any]:
     training = plan.training
-    weights = None if training.weights is None else Path(training.weights).name
+    weights = weights_name(training.weights)
     named = {"backbone": training.backbone, "weights": weights, "freeze": training.freeze}
     return named | {"preset": training.preset} | training.fit_settings(kind).to_dict()

@@ -50,9 +50,16 @@ def command(argv: list[str]) -> str:
 
     >>> command(["x", "bench", "pacs:/data/pacs.tar", "--out", "results/pacs"])
     'sourceward bench pacs:pacs.tar --out results/pacs'
+    >>> command(["x", "--weights", "/data/a.safetensors,/data/b.safetensors"])
+    'sourceward --weights a.safetensors,b.safetensors'
     """
-    absolute = re.compile(r"(?<![^=:])/\S*/")
+    absolute = re.compile(r"(?<![^=:,])/[^\s,]*/")
     return shlex.join(["sourceward", *(absolute.sub("", part) for part in argv[1:])])
+
+
+def weights_name(weights: str | None) -> str | None:
+    """Return the file names of weights, without their folders."""
+    return None if weights is None else ",".join(Path(file).name for file in weights.split(","))
 
 
 def versions() -> dict[str, str]:

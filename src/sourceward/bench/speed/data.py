@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from sourceward._util.devices import available_cores
+from sourceward._util.threads import available_cores
 from sourceward.bench.speed.models import CLASSES, SpeedPlan, make_network, make_projection
 from sourceward.estimator import EnergyAdapter
 from sourceward.fitting import fit

@@ -16,7 +16,7 @@ _UNIT = tl.constexpr(2.0**-24)
 
 @triton.jit
 def _mix(word):  # type: ignore[no-untyped-def]
-    """SplitMix64, as in `functional.noise`; the masks make an arithmetic shift a logical one."""
+    """SplitMix64, as in `functional.rows`; the masks make an arithmetic shift a logical one."""
     word = (word ^ ((word >> 30) & 0x3FFFFFFFF)) * _MIX1
     word = (word ^ ((word >> 27) & 0x1FFFFFFFFF)) * _MIX2
     return word ^ ((word >> 31) & 0x1FFFFFFFF)
@@ -26,7 +26,7 @@ def _mix(word):  # type: ignore[no-untyped-def]
 def _normals(  # type: ignore[no-untyped-def]
     keys, out, rounded, scale, first, rows, dim, pairs, ROUNDED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Normals of one row and step: `scale` times what `functional.noise.keyed_normals` gives, stream 2 k."""
+    """Normals of one row and step: `scale` times what `functional.rows.keyed_normals` gives, stream 2 k."""
     row, step = tl.program_id(0), tl.program_id(1)
     stream = (2 * (first + step) + 1).to(tl.int64)
     start = _mix(_mix(tl.load(keys + row)) + stream * _GOLDEN)

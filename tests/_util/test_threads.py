@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from sourceward import EnergyAdapter
-from sourceward._util.devices import NARROW, available_cores, limit_threads, threads_for
+from sourceward._util.threads import NARROW, available_cores, limit_threads, threads_for
 from sourceward.cli.main import build_app
 from tests.helpers import QUICK, make_domains
 
