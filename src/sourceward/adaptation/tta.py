@@ -89,7 +89,7 @@ def copy_features(
 def levels(names: str, thresholds: Sequence[float]) -> list[tuple[str, ...]]:
     """The transforms whose copies are averaged with the sample at each level of a cascade, all at the last.
 
-    The first threshold is of the sample alone, each further one is asked after one more transform.
+    The first threshold is for the sample alone, each further one for one more transform.
 
     >>> levels("hflip+crop+adain", (0.9, 0.8))
     [('',), ('', 'hflip'), ('', 'hflip', 'crop', 'adain')]
