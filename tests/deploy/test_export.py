@@ -71,11 +71,16 @@ def test_exporting_leaves_the_model_as_it_is(exported, features):
     assert (model.predict_proba(features) == fitted().predict_proba(features)).all()
 
 
-def test_images_with_test_time_augmentation(tiny_run: Path, tmp_path: Path):
-    model = sw.load(tiny_run, "cpu").with_tta("hflip+crop+fourier+adain")
+@pytest.mark.parametrize("cascade", [False, True], ids=["all copies", "cascade"])
+def test_images_with_test_time_augmentation(cascade: bool, tiny_run: Path, tmp_path: Path):
+    names = "hflip+adain_mean+crop" if cascade else "hflip+crop+fourier+adain"
+    model = sw.load(tiny_run, "cpu").with_tta(names)
+    images = np.random.default_rng(0).integers(0, 256, (5, 3, 16, 16), dtype=np.uint8)
+    if cascade:
+        sure = noise_off(model.with_tta("")).predict_proba(images).max(1)
+        model.adapter.tta_, model.adapter.tta_thresholds_ = names, (float(np.quantile(sure, 0.7)), 0.0)
     info = sw.export(model, tmp_path / "images.onnx")
     assert max(info["check"]["largest_difference"].values()) < 1e-4
-    images = np.random.default_rng(0).integers(0, 256, (5, 3, 16, 16), dtype=np.uint8)
     found = onnxruntime.InferenceSession(tmp_path / "images.onnx").run(None, {"images": images})
     expected = noise_off(model).adapt(images)
     for name, value in zip(OUTPUTS, found):

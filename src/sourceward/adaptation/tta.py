@@ -120,13 +120,17 @@ def stop_early(
         names: of the transforms, joined by +.
         thresholds: of the levels, see `levels` and `validation.cascade`; none averages over all copies.
     """
-    *early, last = levels(names, thresholds)
-    found = level_average(copies, last)
-    for level, threshold in reversed([*zip(early, thresholds)]):
+    found, every = [], levels(names, thresholds)
+    for place, level in enumerate(every):
         here = level_average(copies, level)
-        doubt = in_doubt(here, threshold)
-        found = found if doubt.all() else replace_rows(here, doubt, select_rows(found, doubt))
-    return found
+        doubt = in_doubt(here, 0.0 if level == every[-1] else thresholds[place])
+        found.append((here, doubt))
+        if not doubt.any():  # one sample alone often stops at once
+            break
+    result, _ = found.pop()
+    for here, doubt in reversed(found):
+        result = result if doubt.all() else replace_rows(here, doubt, select_rows(result, doubt))
+    return result
 
 
 def stopped_shares(copies: Sequence[CopyResult], names: str, thresholds: Sequence[float]) -> list[float]:
