@@ -11,6 +11,7 @@ from sourceward.adaptation.base import image_preprocessing, inner_backbone
 from sourceward.adaptation.copies import CopyEncoder, Statistics, copies_of
 from sourceward.adaptation.tta import average, copy_features
 from sourceward.data.transforms import (
+    MEAN,
     OWN,
     TRANSFORMS,
     list_transforms,
@@ -118,7 +119,8 @@ def copy_by_copy(network, names, images):
         rows = normalize(copy.images, HALF, HALF)
         if copy.source != OWN:
             (layer,) = network.feature_statistics.state_dict()
-            target = network.feature_statistics.get_buffer(layer)[copy.source]
+            values = network.feature_statistics.get_buffer(layer)
+            target = values.mean(0) if copy.source == MEAN else values[copy.source]
             module = backbone.get_submodule(layer.replace("/", "."))
             handle = module.register_forward_hook(lambda _m, _i, maps, target=target: adain(maps, target))
             found[name, number] = network.backbone(rows)
@@ -129,13 +131,15 @@ def copy_by_copy(network, names, images):
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["with the image", "copies only"])
-@pytest.mark.parametrize("names", [*list_transforms(), "hflip+crop+adain", "adain+rotate+fourier"])
+@pytest.mark.parametrize(
+    "names", [*list_transforms(), "hflip+crop+adain_mean", "adain+rotate+adain_mean+fourier"]
+)
 def test_one_pass_equals_copy_by_copy(network, names, plain):
     images, encoder = byte_images(5), encoder_of(network, names, plain)
     expected = copy_by_copy(network, names, images)
     if not plain:
         del expected["", 0]
-    places = sorted(expected, key=lambda key: key[0] == "adain")
+    places = sorted(expected, key=lambda key: key[0].startswith("adain"))
     assert encoder.names == tuple(name for name, _ in places)
     wanted = torch.stack([expected[key] for key in places])
     torch.testing.assert_close(encoder(images).unflatten(0, (len(places), -1)), wanted, atol=1e-5, rtol=1e-4)

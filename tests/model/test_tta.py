@@ -14,6 +14,7 @@ from sourceward.cli.main import build_app
 from sourceward.data.transforms import ANGLES, list_transforms, make_copies
 from sourceward.model import evaluate
 from sourceward.model.evaluation import dataset_copies
+from sourceward.validation.cascade import NEVER
 from tests.tiny_runs import fit_tiny, image_folder, tiny_images, tiny_texts
 
 TARGET = tiny_images().of_domains("c")
@@ -88,7 +89,7 @@ def test_an_evaluation_uses_the_copies_of_a_prediction(names, frozen, model, fro
     model = model.with_tta(names)
     result = model.adapt(IMAGES)
     copies = dataset_copies(model, TARGET, names)
-    found = predict_copies(model.network, copies, model.settings)
+    found = predict_copies(model.network, copies, model.settings, names)
     np.testing.assert_allclose(found.probabilities, result.probabilities, atol=1e-5)
     np.testing.assert_allclose(found.energy_after, result.energy_after, rtol=1e-3, atol=1e-4)
     scores = evaluate(model, tiny_images())["domains"]["c"]
@@ -145,65 +146,106 @@ def test_without_adaptation_there_are_no_copies(model):
     assert evaluate(other, tiny_images(), num_steps=0)["mean"]["gain"] == 0
 
 
+TRANSFORMS = "hflip+crop+adain_mean"
+
+
 @pytest.fixture
 def cascaded(model):
-    """With a threshold between the confidences of its images, as validation would choose one."""
-    model = model.with_tta("hflip+adain")
-    model.adapter.tta_ = "hflip+adain"
-    model.adapter.tta_threshold_ = float(np.median(model.with_tta("").predict_proba(IMAGES).max(1)))
+    """With thresholds between the confidences of its images, as validation would choose them."""
+    return with_thresholds(model.with_tta(TRANSFORMS), TRANSFORMS)
+
+
+def with_thresholds(model, names):
+    first, *_ = names.split("+")
+    plain, one = (model.with_tta(some).predict_proba(IMAGES).max(1) for some in ("", first))
+    model.adapter.tta_, level = names, float(np.median(plain))
+    model.adapter.tta_thresholds_ = level, float(np.median(one[plain < level]))
     return model
 
 
-def test_confident_samples_keep_their_own_prediction(cascaded):
-    plain, full = cascaded.with_tta(""), cascaded.with_tta("hflip+adain", cascade=False)
-    plain, full, found = (one.adapt(IMAGES) for one in (plain, full, cascaded))
-    stops = plain.probabilities.max(1) >= cascaded.tta_threshold
-    assert 0 < stops.sum() < len(stops)
-    for name in ("probabilities", "per_source", "energy_after", "features"):
-        expected = np.where(
-            stops.reshape(-1, *[1] * (getattr(plain, name).ndim - 1)),
-            *map(lambda result, name=name: getattr(result, name), (plain, full)),
-        )
-        np.testing.assert_allclose(getattr(found, name), expected, atol=1e-5, rtol=1e-4)
+def by_levels(model, name):
+    """What a cascade should give: each sample has the average of the first level that is sure enough."""
+    first, *_ = model.tta.split("+")
+    results = [model.with_tta(some, cascade=False).adapt(IMAGES) for some in ("", first, model.tta)]
+    sure = [result.probabilities.max(1) >= t for result, t in zip(results, model.tta_thresholds)]
+    level = np.where(sure[0], 0, np.where(sure[1], 1, 2))
+    return level, np.stack([getattr(results[place], name)[row] for row, place in enumerate(level)])
+
+
+def test_confident_samples_stop_at_their_level(cascaded):
+    found = cascaded.adapt(IMAGES)
+    for name in ("probabilities", "per_source", "agreement", "energy_after", "features"):
+        level, expected = by_levels(cascaded, name)
+        assert set(level) == {0, 1, 2}
+        assert np.array_equal(getattr(found, name), expected), name
+
+
+def test_a_cascade_that_never_stops_is_the_average_over_all_copies_bit_for_bit(cascaded):
+    full = cascaded.with_tta(TRANSFORMS, cascade=False).adapt(IMAGES)
+    cascaded.adapter.tta_thresholds_ = NEVER, NEVER
+    found = cascaded.adapt(IMAGES)
+    for name in vars(full):
+        assert np.array_equal(getattr(found, name), getattr(full, name)), name
 
 
 def test_a_sample_of_a_cascade_does_not_depend_on_its_batch(cascaded):
     together = cascaded.predict_proba(IMAGES)
     alone = np.concatenate([cascaded.predict_proba(IMAGES[i : i + 1]) for i in range(len(IMAGES))])
     assert np.array_equal(alone, together)
+    order = np.random.default_rng(0).permutation(len(IMAGES))
+    assert np.array_equal(cascaded.predict_proba(IMAGES[order]), together[order])
 
 
-def test_a_threshold_belongs_to_its_transforms_and_is_saved(cascaded, tmp_path):
-    assert cascaded.with_tta("hflip").tta_threshold is None
+@pytest.mark.parametrize("few", [0, 1000], ids=["by level", "all at once"])
+def test_copies_that_are_computed_at_once_change_nothing(cascaded, few, monkeypatch):
+    """On CUDA a few images get all further copies at once; here the same is forced on a CPU."""
+    from sourceward.model import captured
+
+    expected, passes, predict = cascaded.predict_proba(IMAGES), [], captured.predict_images
+    monkeypatch.setattr(captured, "FEW", few)
+    monkeypatch.setattr(captured, "has_few", lambda images, limit: len(images) <= limit)
+    monkeypatch.setattr(
+        captured,
+        "predict_images",
+        lambda *given, **more: (passes.append(given[3]), predict(*given, **more))[1],
+    )
+    assert np.array_equal(cascaded.predict_proba(IMAGES[:12]), expected[:12])
+    assert passes == (["", TRANSFORMS] if few == 1000 else ["", "hflip", "crop+adain_mean"])
+
+
+def test_thresholds_belong_to_their_transforms_and_are_saved(cascaded, tmp_path):
+    assert cascaded.with_tta("hflip").tta_thresholds == ()
     cascaded.save(tmp_path / "run")
     again = sw.load(tmp_path / "run", "cpu")
-    assert again.tta_threshold == cascaded.tta_threshold
+    assert again.tta_thresholds == cascaded.tta_thresholds
     assert np.array_equal(again.predict_proba(IMAGES), cascaded.predict_proba(IMAGES))
-    below = f"where the prediction has a probability below {cascaded.tta_threshold:.3f}"
-    assert below in (tmp_path / "run/README.md").read_text()
+    first, second = cascaded.tta_thresholds
+    below = f"where the prediction has a probability below {first:.3f}; crop and adain_mean where with hflip "
+    assert f"{below}it is still below {second:.3f}" in (tmp_path / "run/README.md").read_text()
 
 
-def test_an_evaluation_obeys_the_threshold_and_says_how_many_stop(cascaded):
+def test_an_evaluation_obeys_the_thresholds_and_says_how_many_stop(cascaded):
     result, scores = cascaded.adapt(IMAGES), evaluate(cascaded, tiny_images())
     assert scores["domains"]["c"]["adapted"] == pytest.approx(
         (result.probabilities.argmax(1) == TARGET.labels).mean()
     )
-    plain = cascaded.with_tta("").predict_proba(IMAGES).max(1)
-    assert scores["mean"]["stopped"] == pytest.approx((plain >= cascaded.tta_threshold).mean())
+    level, _ = by_levels(cascaded, "probabilities")
+    assert scores["mean"]["stopped"] == pytest.approx([(level == 0).mean(), (level == 1).mean()])
+    assert scores["mean"]["passes"] == pytest.approx(np.array([1, 2, 4])[level].mean())
     every = cascaded.with_tta(cascaded.tta, cascade=False).predict_proba(IMAGES).argmax(1)
     assert scores["mean"]["all_copies"] == pytest.approx((every == TARGET.labels).mean())
 
 
-def test_an_exported_model_obeys_the_threshold(cascaded):
-    from sourceward.deploy.export_graph import ExportGraph, noise_off
+def test_an_exported_model_obeys_the_thresholds(cascaded):
+    from sourceward.deploy.export_graph import OUTPUTS, ExportGraph, noise_off
 
-    cascaded = cascaded.with_tta("hflip")
-    cascaded.adapter.tta_ = "hflip"
-    quiet = noise_off(cascaded)
-    assert quiet.tta_threshold is not None
+    quiet = with_thresholds(noise_off(cascaded), TRANSFORMS)
+    level, _ = by_levels(quiet, "probabilities")
+    assert set(level) == {0, 1, 2}
     with torch.no_grad():
-        found = ExportGraph(quiet)(IMAGES)[0].numpy()
-    np.testing.assert_allclose(found, quiet.predict_proba(IMAGES), atol=1e-4)
+        found = dict(zip(OUTPUTS, ExportGraph(quiet)(IMAGES)))
+    for name in ("probabilities", "per_source", "agreement", "trust"):
+        np.testing.assert_allclose(found[name].numpy(), getattr(quiet.adapt(IMAGES), name), atol=1e-4)
 
 
 def test_a_fit_records_the_seconds_of_its_parts(frozen_run):

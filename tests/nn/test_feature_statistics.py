@@ -115,7 +115,7 @@ def test_one_pass_serves_all_copies(network, image):
     """Copies that keep their statistics equal a plain pass, the others a pass for their source."""
     own = [make_images(4), make_images(4).flip(-1)]
     rows = [*own, *([own[0]] * SOURCES if image is None else [own[0]] * (image == 2))]
-    module = network.feature_statistics.applied(network.backbone, 2, image)
+    module = network.feature_statistics.applied(network.backbone, 2, range(SOURCES), image)
     found = module(torch.cat(rows)).unflatten(0, (2 + SOURCES, -1))
     expected = [*map(network.backbone, own), *by_hand(network, own[0])]
     torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-5)
@@ -125,14 +125,16 @@ def test_one_pass_serves_all_copies(network, image):
 def test_a_source_without_copies_of_its_own(network):
     """Only copies for sources, as where the plain prediction is known already."""
     images = make_images(3)
-    found = network.feature_statistics.applied(network.backbone, 0, 0)(images).unflatten(0, (SOURCES, -1))
+    found = network.feature_statistics.applied(network.backbone, 0, range(SOURCES), 0)(images).unflatten(
+        0, (SOURCES, -1)
+    )
     torch.testing.assert_close(found, torch.stack(by_hand(network, images)), atol=1e-5, rtol=1e-5)
 
 
 def test_the_copy_has_the_tensors_of_the_backbone_and_no_hooks(network):
     images = make_images(2)
     before = network.backbone(images)
-    module = network.feature_statistics.applied(network.backbone, 1, 0)
+    module = network.feature_statistics.applied(network.backbone, 1, range(SOURCES), 0)
     own = {tensor.data_ptr() for tensor in network.state_dict().values()}
     assert {tensor.data_ptr() for tensor in module.state_dict().values()} <= own
     assert not any(part._forward_hooks for part in module.modules())
@@ -146,7 +148,7 @@ def test_rows_that_keep_their_statistics_may_be_infinite_elsewhere(network):
     images = make_images(2)
     for values in network.feature_statistics.buffers():
         values.fill_(float("inf"))
-    found = network.feature_statistics.applied(network.backbone, 1, 0)(images)
+    found = network.feature_statistics.applied(network.backbone, 1, range(SOURCES), 0)(images)
     torch.testing.assert_close(found[:2], network.backbone(images))
 
 
@@ -155,5 +157,7 @@ def test_statistics_load_into_a_fresh_network(network):
     other = Network(SOURCES, 4, backbone.dim, backbone=backbone).eval().requires_grad_(False)
     other.load_state_dict(network.state_dict())
     images = make_images(3)
-    ours, theirs = (n.feature_statistics.applied(n.backbone, 1, 0)(images) for n in (network, other))
+    ours, theirs = (
+        n.feature_statistics.applied(n.backbone, 1, range(SOURCES), 0)(images) for n in (network, other)
+    )
     assert torch.equal(ours, theirs)

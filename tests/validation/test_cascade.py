@@ -1,47 +1,107 @@
-"""The cascade: which threshold held-out sources choose, and that deployed predictions obey it."""
+"""The cascade: which thresholds held-out sources choose, and what they keep."""
 
 import numpy as np
 import pytest
 
-from sourceward.validation.cascade import answers, choose_cascade
+from sourceward.validation.cascade import NEVER, choose_cascade
 
 
-def source(rows: int = 1000, doubtful: float = 0.3, corrected: float = 0.5, seed: int = 0):
-    """Confidence and correctness: copies correct some of the doubtful samples, and none of the others."""
+def two_class(sure, second):
+    """Probabilities (rows, 2) whose highest is `sure`, of the second class where a row says so."""
+    return np.where(second[:, None], np.column_stack([1 - sure, sure]), np.column_stack([sure, 1 - sure]))
+
+
+def source(rows: int = 1000, doubtful: float = 0.3, seed: int = 0):
+    """Three levels of two classes, all labels 1: copies correct half of the doubtful samples that are wrong,
+    and change no others; after the first copy half of the samples are predicted with confidence."""
     rng = np.random.default_rng(seed)
-    confidence = rng.uniform(size=rows)
-    before = ((confidence > doubtful) | (rng.uniform(size=rows) < 0.4)).astype(float)
-    after = np.maximum(before, rng.uniform(size=rows) < corrected)
-    return confidence, before, after
+    sure = rng.uniform(0.5, 1, rows)
+    wrong = (sure < 0.5 + doubtful / 2) & (rng.uniform(size=rows) < 0.6)
+    corrected = rng.uniform(size=rows) < 0.5
+    settled = rng.uniform(size=rows) < 0.5
+    image, last = two_class(sure, ~wrong), two_class(sure, ~wrong | corrected)
+    first = two_class(np.where(settled, 0.9, 0.6), ~wrong | (corrected & settled))
+    return [image, first, last], np.ones(rows, dtype=int)
+
+
+def answer(levels, thresholds):
+    """Labels of a cascade, sample by sample."""
+    found = []
+    for row in zip(*levels):
+        stop = (p for p, threshold in zip(row, thresholds) if p.max() >= threshold)
+        found.append(next(stop, row[-1]).argmax())
+    return np.array(found)
+
+
+def gain(levels, labels):
+    return np.mean(
+        [(found == 1).mean() - (own[0].argmax(1) == 1).mean() for own, found in zip(levels, labels)]
+    )
+
+
+SOURCES = [source(seed=seed) for seed in range(3)]
+LEVELS, LABELS = zip(*SOURCES)
 
 
 def test_confident_samples_stop_and_the_gain_stays():
-    parts = [source(seed=seed) for seed in range(3)]
-    found = choose_cascade(*zip(*parts))
-    assert found.stopped == pytest.approx(0.7, abs=0.04)
-    confidence, before, after = zip(*parts)
-    kept = answers([own >= found.threshold for own in confidence], before, after)
-    full, left = (np.mean([b.mean() - a.mean() for a, b in zip(before, last)]) for last in (after, kept))
-    assert full > left >= 0.95 * full
+    found = choose_cascade(LEVELS, LABELS)
+    assert found.stopped[0] == pytest.approx(0.7, abs=0.04)
+    assert found.stopped[1] == pytest.approx(0.15, abs=0.04), "half of the others"
+    full = gain(LEVELS, [own[-1].argmax(1) for own in LEVELS])
+    kept = gain(LEVELS, [answer(own, found.thresholds) for own in LEVELS])
+    assert full > kept >= 0.95 * full
+    shares = [np.mean([(p.max(1) >= t).mean() for p in (own[0] for own in LEVELS)]) for t in found.thresholds]
+    assert found.stopped[0] == pytest.approx(shares[0])
+
+
+def test_few_labels_of_all_copies_are_lost():
+    found = choose_cascade(LEVELS, LABELS)
+    lost, changed = (
+        np.mean([(answer(own, thresholds) != own[-1].argmax(1)).mean() for own in LEVELS])
+        for thresholds in (found.thresholds, (0.0,))
+    )
+    assert 0 < lost <= 0.05 * changed
 
 
 def test_a_larger_share_of_the_gain_stops_fewer():
-    parts = [source(seed=seed) for seed in range(3)]
-    loose, strict = (choose_cascade(*zip(*parts), kept) for kept in (0.5, 1.0))
-    assert loose.threshold < strict.threshold
-    assert loose.stopped > strict.stopped
+    loose, strict = (choose_cascade(LEVELS, LABELS, kept) for kept in (0.5, 1.0))
+    assert loose.thresholds < strict.thresholds
+    assert sum(loose.stopped) > sum(strict.stopped)
+    for own in LEVELS:
+        assert np.array_equal(answer(own, strict.thresholds), own[-1].argmax(1)), "no label is lost"
 
 
-def test_every_higher_threshold_keeps_the_gain_too():
-    """Losses among the confident make low thresholds look good by chance: they are not taken."""
-    confidence = np.linspace(0, 1, 100)
-    before = (confidence < 0.1).astype(float)  # copies break the least confident, and correct the others
-    after = 1 - before
-    found = choose_cascade([confidence], [before], [after])
-    assert found.stopped < 0.06
+def test_a_loss_among_the_confident_is_not_hidden_by_luck():
+    """Labels that copies spoil count as lost like those that they correct."""
+    sure = np.linspace(0.5, 1, 100)
+    image, copies = two_class(sure, sure > 0.55), two_class(sure, sure < 0.9)
+    found = choose_cascade([[image, copies]], [np.where(sure < 0.9, 1, 0)])
+    assert found is None or found.stopped[0] <= 0.05
+
+
+def test_equal_confidences_stop_together():
+    image = two_class(np.array([0.9, 0.8, 0.8, 0.6]), np.array([True, True, True, False]))
+    copies = two_class(np.array([0.9, 0.8, 0.8, 0.6]), np.array([True, False, True, True]))
+    found = choose_cascade([[image, copies]], [np.array([1, 0, 1, 1])], kept=1.0)
+    assert found.thresholds == (0.9,)
 
 
 def test_no_gain_no_cascade():
-    confidence, before, after = source()
-    assert choose_cascade([confidence], [before], [before]) is None
-    assert choose_cascade([confidence], [after], [before]) is None
+    levels, label = source()
+    assert choose_cascade([[levels[0], levels[0]]], [label]) is None
+    assert choose_cascade([levels[::-1]], [label]) is None
+
+
+def test_a_level_without_any_safe_threshold_never_stops():
+    sure = np.full(10, 0.9)
+    image, last = two_class(sure, np.zeros(10, bool)), two_class(sure, np.ones(10, bool))
+    found = choose_cascade([[image, last, last]], [np.ones(10, dtype=int)])
+    assert found.thresholds == (NEVER, pytest.approx(0.9))
+    assert found.stopped == (0.0, pytest.approx(1.0))
+
+
+def test_passes_count_what_is_computed():
+    found = choose_cascade(LEVELS, LABELS)
+    first, second = found.stopped
+    expected = first * 1 + second * 2 + (1 - first - second) * 5
+    assert found.passes((1, 3)) == pytest.approx(expected)

@@ -32,7 +32,15 @@ def test_the_first_safe_candidate_is_chosen():
     assert choose(changes((0.01, 0.01, 0.012), (0.1, 0.1, 0.1))) == 0
     assert choose(changes((-0.01, 0.0, 0.0), (0.01, 0.01, 0.01))) == 1
     assert choose(changes((-0.01, 0.0, 0.0), (0.0, -0.01, 0.0))) is None
-    assert choose(changes((0.01, 0.01, 0.01), (0.015, 0.015, 0.015)), largest=True) == 1
+
+
+def test_the_cheapest_of_nearly_the_largest_gain_is_chosen():
+    gains = changes((0.01, 0.01, 0.01), (0.02, 0.02, 0.02), (0.019, 0.019, 0.019))
+    assert choose(gains, costs=(1, 5, 3)) == 1
+    assert choose(gains, costs=(1, 5, 3), kept=0.95) == 2
+    assert choose(gains, costs=(1, 5, 3), kept=0.5) == 0
+    assert choose(gains, costs=(1, 5, 5), kept=0.95) == 1, "of two equally cheap ones the better"
+    assert choose(changes((-0.01, 0.0, 0.0), (0.02, 0.02, 0.02)), costs=(1, 5), kept=0.1) == 1
 
 
 def test_a_large_gain_does_not_hide_a_held_out_source_that_loses():
@@ -118,8 +126,8 @@ def test_transforms_are_used_where_held_out_sources_gain(helps):
     assert est.tta_ == ("hflip" if helps else "")
     assert est.expected_gain_.tta == est.tta_
     assert (est.expected_gain_.gain > 0.05) == helps
-    assert (est.tta_threshold_ is not None) == helps
-    assert (0 < est.expected_gain_.stopped < 1) == helps
+    assert bool(est.tta_thresholds_) == helps
+    assert (0 < sum(est.expected_gain_.stopped) < 1) == helps
 
 
 def test_the_expected_gain_is_that_of_the_cascade(tmp_path):
@@ -134,14 +142,15 @@ def test_the_expected_gain_is_that_of_the_cascade(tmp_path):
         return est.fit_sources(sources, "abc", np.arange(3), folds=folds, tta=("hflip",), kept_gain=kept)
 
     full, most, half = (fitted(kept) for kept in (0.0, 0.95, 0.5))
-    assert full.tta_threshold_ is None
+    assert full.tta_thresholds_ == ()
     assert "needed no copies" not in str(full.expected_gain_)
-    assert half.tta_threshold_ < most.tta_threshold_
-    assert half.expected_gain_.stopped > most.expected_gain_.stopped > 0
+    assert half.tta_thresholds_ < most.tta_thresholds_
+    assert sum(half.expected_gain_.stopped) > sum(most.expected_gain_.stopped) > 0
     assert half.expected_gain_.gain < full.expected_gain_.gain
     assert "needed no copies" in str(most.expected_gain_)
     most.save(tmp_path / "est")
-    assert EnergyAdapter.load(tmp_path / "est").tta_threshold_ == most.tta_threshold_
+    again = EnergyAdapter.load(tmp_path / "est")
+    assert (again.tta_thresholds_, again.expected_gain_) == (most.tta_thresholds_, most.expected_gain_)
 
 
 @pytest.fixture(scope="module")

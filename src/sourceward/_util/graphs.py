@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-KEPT = 32
+KEPT = 48
 """Largest number of graphs for one network: each holds memory for its intermediate results."""
 
 

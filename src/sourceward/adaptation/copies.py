@@ -61,7 +61,7 @@ class CopyEncoder(nn.Module):
     """Encode uint8 images and their copies as rows of one batch: (n, 3, h, w) -> (copies x n, dim).
 
     Rows come copy by copy: first the copies that keep their own feature statistics, the images themselves
-    before the others, then the AdaIN copies, one per source; `names` and `weights` say which is which. It is
+    before the others, then the AdaIN copies; `names` and `weights` say which is which. It is
     made of plain modules with constants, without hooks or state, for a CUDA graph or `torch.export`:
 
         encoder = CopyEncoder(network.backbone, preprocessing, "hflip+crop+adain", Statistics.of(network))
@@ -100,15 +100,16 @@ class CopyEncoder(nn.Module):
         self.weights = tuple(copy.weight for _, copy in copies)
         self.plain, self.sources = plain, statistics.sources
         self.own = sum(copy.source == OWN for _, copy in copies)
+        self.toward = tuple(copy.source for _, copy in copies[self.own :])
         self.register_buffer("amplitudes", statistics.amplitudes, persistent=False)
         for name, values in (("mean", preprocessing.mean), ("std", preprocessing.std)):
             self.register_buffer(name, torch.tensor(values, device=device).view(-1, 1, 1), persistent=False)
         self.shared = False
         self.backbone = backbone
-        self.alone: tuple[nn.Module, CopyEncoder | None] | None = None
-        if device.type == "cpu":
-            mixed = 0 < self.own < len(copies)
-            rest = CopyEncoder(backbone, preprocessing, "adain", statistics, plain=False) if mixed else None
+        self.alone: tuple[nn.Module, list[CopyEncoder]] | None = None
+        changed = [*dict.fromkeys(self.names[self.own :])]
+        if device.type == "cpu" and self.own + len(changed) > 1:
+            rest = [CopyEncoder(backbone, preprocessing, n, statistics, plain=False) for n in changed]
             self.alone = backbone, rest  # a tuple, so that its modules are not listed twice
         if self.own < len(copies):
             self._apply_statistics(statistics.feature_statistics, preprocessing.size)
@@ -135,7 +136,7 @@ class CopyEncoder(nn.Module):
     def encode(self, images: Tensor) -> Tensor:
         """Features (copies, n, dim) of any number of images, some at a time; bfloat16 inside on CUDA."""
         device = self.mean.device
-        if device.type == "cpu" and self.alone is not None and self.own:
+        if self.alone is not None:
             return torch.cat([self._encode_alone(image, *self.alone) for image in images.split(1)], 1)
         step = max(rows_per_pass(device) // len(self.weights), 1)
         parts = []
@@ -144,12 +145,12 @@ class CopyEncoder(nn.Module):
                 parts.append(self(some).float().unflatten(0, (len(self.weights), -1)))
         return torch.cat(parts, 1)
 
-    def _encode_alone(self, image: Tensor, backbone: nn.Module, rest: "CopyEncoder | None") -> Tensor:
-        """Features (copies, 1, dim) of an image, a pass for each copy but AdaIN's: the bits of a feature are
-        those of the copy by itself, see `rows_per_pass`."""
+    def _encode_alone(self, image: Tensor, backbone: nn.Module, rest: "list[CopyEncoder]") -> Tensor:
+        """Features (copies, 1, dim) of an image, a pass for each copy and one for the copies of `adain`: the
+        bits of a feature do not depend on the other transforms, see `rows_per_pass`."""
         rows = (self.pixels(image)[: self.own].float() / 255 - self.mean) / self.std
         found = [backbone(row).float() for row in rows.split(1)]
-        return torch.cat(found if rest is None else [*found, rest(image).float()]).unsqueeze(1)
+        return torch.cat([*found, *(encoder(image).float() for encoder in rest)]).unsqueeze(1)
 
     @torch.no_grad()
     def _apply_statistics(self, statistics: FeatureStatistics | None, size: tuple[int, int]) -> None:
@@ -160,7 +161,7 @@ class CopyEncoder(nn.Module):
         assert inner is not None
 
         def applied(image: int | None) -> nn.Module:
-            changed = statistics.applied(inner, self.own, image)
+            changed = statistics.applied(inner, self.own, self.toward, image)
             return (Projected(changed, whole.projection) if isinstance(whole, Projected) else changed).eval()
 
         image = 0 if self.plain else self.own

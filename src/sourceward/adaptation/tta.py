@@ -35,6 +35,16 @@ class CopyFeatures(NamedTuple):
 
     feature: Tensor
     weight: float
+    name: str = ""
+    """Of the transform that made it; the samples themselves have none."""
+
+
+class CopyResult(NamedTuple):
+    """Predictions on one copy of the samples, its weight in the average, and its transform."""
+
+    result: AdaptationResult
+    weight: float
+    name: str = ""
 
 
 def average(results: Sequence[AdaptationResult], weights: Sequence[float]) -> AdaptationResult:
@@ -72,28 +82,65 @@ def copy_features(
         return {}
     result: dict[str, list[CopyFeatures]] = {}
     for name, weight, feature in zip(encoder.names, encoder.weights, torch.cat(parts, 1)):
-        result.setdefault(name, []).append(CopyFeatures(feature, weight))
+        result.setdefault(name, []).append(CopyFeatures(feature, weight, name))
     return result
 
 
-def in_doubt(plain: AdaptationResult, threshold: float | None) -> np.ndarray:
-    """Which samples need copies, (n,): those whose prediction without copies is less probable than this.
+def levels(names: str, thresholds: Sequence[float]) -> list[tuple[str, ...]]:
+    """The transforms whose copies are averaged with the sample at each level of a cascade, all at the last.
 
-    Args:
-        plain: predictions without copies.
-        threshold: see `validation.cascade`; None makes copies of every sample.
+    The first threshold is for the sample alone, each further one for one more transform.
+
+    >>> levels("hflip+crop+adain", (0.9, 0.8))
+    [('',), ('', 'hflip'), ('', 'hflip', 'crop', 'adain')]
     """
-    if threshold is None:
-        return np.ones(len(plain), dtype=bool)
-    return plain.probabilities.max(1) < threshold
+    every = ("", *parse_transforms(names))
+    return [*(every[: place + 1] for place in range(min(len(thresholds), len(every) - 1))), every]
+
+
+def in_doubt(result: AdaptationResult, threshold: float) -> np.ndarray:
+    """Which samples need more copies, (n,): those whose prediction so far is less probable than this."""
+    return result.probabilities.max(1) < threshold
+
+
+def level_average(copies: Sequence[CopyResult], level: Sequence[str]) -> AdaptationResult:
+    """Average over the copies of some transforms, in their order: the bits do not depend on when and with
+    which others a copy was computed."""
+    chosen = [copy for name in level for copy in copies if copy.name == name]
+    return average([copy.result for copy in chosen], [copy.weight for copy in chosen])
 
 
 def stop_early(
-    plain: AdaptationResult, averaged: AdaptationResult, threshold: float | None
+    copies: Sequence[CopyResult], names: str, thresholds: Sequence[float] = ()
 ) -> AdaptationResult:
-    """The average over the copies where a sample is in doubt, its own prediction where it is not."""
-    doubt = in_doubt(plain, threshold)
-    return averaged if doubt.all() else replace_rows(plain, doubt, select_rows(averaged, doubt))
+    """The average at the first level of a cascade at which a sample is not in doubt, else over all copies.
+
+    Args:
+        copies: predictions on the samples and on all copies.
+        names: of the transforms, joined by +.
+        thresholds: of the levels, see `levels` and `validation.cascade`; none averages over all copies.
+    """
+    found, every = [], levels(names, thresholds)
+    for place, level in enumerate(every):
+        here = level_average(copies, level)
+        doubt = in_doubt(here, 0.0 if level == every[-1] else thresholds[place])
+        found.append((here, doubt))
+        if not doubt.any():  # one sample alone often stops at once
+            break
+    result, _ = found.pop()
+    for here, doubt in reversed(found):
+        result = result if doubt.all() else replace_rows(here, doubt, select_rows(result, doubt))
+    return result
+
+
+def stopped_shares(copies: Sequence[CopyResult], names: str, thresholds: Sequence[float]) -> list[float]:
+    """Share of the samples that stop at each level of a cascade, without the last."""
+    left, shares = np.ones(len(copies[0].result), dtype=bool), []
+    for level, threshold in zip(levels(names, thresholds), thresholds):
+        stops = left & ~in_doubt(level_average(copies, level), threshold)
+        shares.append(float(stops.mean()))
+        left &= ~stops
+    return shares
 
 
 def flat(copies: Mapping[str, Sequence[CopyFeatures]]) -> list[CopyFeatures]:
@@ -101,16 +148,23 @@ def flat(copies: Mapping[str, Sequence[CopyFeatures]]) -> list[CopyFeatures]:
     return [copy for part in copies.values() for copy in part]
 
 
+def predict_each(
+    network: Network, copies: Sequence[CopyFeatures], settings: AdaptSettings
+) -> list[CopyResult]:
+    """Adapt every copy."""
+    adapter = EnergyAdaptation(settings)
+    return [CopyResult(adapter(network, copy.feature), copy.weight, copy.name) for copy in copies]
+
+
 def predict_copies(
     network: Network,
     copies: Sequence[CopyFeatures],
     settings: AdaptSettings,
-    threshold: float | None = None,
+    names: str,
+    thresholds: Sequence[float] = (),
 ) -> AdaptationResult:
-    """Adapt every copy and average, for the samples that are in doubt."""
-    adapter = EnergyAdaptation(settings)
-    results = [adapter(network, copy.feature) for copy in copies]
-    found = stop_early(results[0], average(results, [copy.weight for copy in copies]), threshold)
+    """Adapt every copy and average, see `stop_early`."""
+    found = stop_early(predict_each(network, copies, settings), names, thresholds)
     return found.with_trust(settings.temperature)
 
 
@@ -142,4 +196,4 @@ class TestTimeAugmentation:
         images = (as_bytes(denormalize(batch, prepared.mean, prepared.std)) for batch in batches)
         copies = flat(copy_features(encoder, images, network.rescale))
         copies = copies or [CopyFeatures(network.scale.new_zeros(0, network.dim), 1.0)]  # no images
-        return predict_copies(network, copies, AdaptSettings().off())
+        return predict_copies(network, copies, AdaptSettings().off(), self.transforms)

@@ -3,6 +3,7 @@
 import json as jsonlib
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,20 @@ def bench_speed(out: Path, device: str, json: bool, quick: bool, only: str = "")
     results = {**head, **bench_speed(where, plan, save, only)}
     if json:
         typer.echo(jsonlib.dumps(results))
-    for table in tables(results):
+    found = tables(results)
+    write_whole(file.with_suffix(".md"), "\n".join(map(markdown, found)))
+    for table in found:
         wide_console(stderr=json).print(table)
-    typer.echo(f"The numbers are in {file}.", err=json)
+    typer.echo(
+        f"The numbers are in {file}, the tables in {file.with_suffix('.md').name} beside it.", err=json
+    )
+
+
+def markdown(table: Table) -> str:
+    """Return a table in Markdown, for documentation."""
+    columns = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    head, *rows = (f"| {' | '.join(cells)} |" for cells in zip(*columns))
+    return "\n".join([head, "|" + "---|" * len(columns), *rows]) + "\n"
 
 
 def tables(results: dict[str, Any]) -> list[Table]:
@@ -82,15 +94,50 @@ def tables(results: dict[str, Any]) -> list[Table]:
                 name.removesuffix("_training"), str(row["images"]), *both, f"{row['ratio']:.2f}", minutes
             )
         found.append(table)
-    return found
+    return [*found, *_costs(results)]
+
+
+def _costs(results: dict[str, Any]) -> Iterator[Table]:
+    """Tables of predictions from files, of fits, and of growth with the size of data."""
+    if "ratio" in (one := results.get("files", {})):
+        yield _table(
+            ("JPEG files", "ours, images/s", "timm, images/s", "ratio"),
+            [_row(one, ("files", "ours", "timm", "ratio"))],
+        )
+    if "alone_ratio" in (one := results.get("busy_fit", {})):
+        rows = [
+            (part, *_row(one, [f"{part}_{name}" for name in ("one_thread", "default", "ratio")]))
+            for part in ("alone", "beside_busy")
+        ]
+        yield _table(("fit of features", "one thread, s", "default, s", "ratio"), rows)
+    if "cached" in (one := results.get("frozen_fit", {})):
+        parts = [*one["not_cached"]["parts"]]
+        rows = [
+            (name, *_row(one[name], ["seconds"]), *_row(one[name]["parts"], parts))
+            for name in ("not_cached", "cached")
+        ]
+        yield _table(("fit --freeze of PACS", "s", *parts), rows)
+    if isinstance(results.get("growth"), list):
+        head = (
+            "axis",
+            "from",
+            "to",
+            "fit s",
+            "fit MB",
+            "predict s",
+            "predict MB",
+            "exponent of fit",
+            "of predict",
+        )
+        yield _table(head, [_grown(one) for one in results["growth"] if one["axis"] != "copies"])
 
 
 def _defaults(rows: list[dict[str, Any]]) -> Table:
     """What the default costs, as times of a prediction without adaptation."""
-    shares = [f"{100 * one['in_doubt']:.0f} % in doubt" for one in rows[-1]["cascade"]]
-    table = Table("default", "batch", "none ms", "steps", "all copies", *shares)
+    shares = [f"{100 * (1 - one['stopped'][0]):.0f} % in doubt" for one in rows[-1]["cascade"]]
+    table = Table("default", "batch", "none ms", "steps", "full set", "all copies", *shares)
     for row in rows:
-        ratios = [row["steps_ms"] / row["none_ms"], row["ratio_all_copies"]]
+        ratios = [row["steps_ms"] / row["none_ms"], row["ratio_full_set"], row["ratio_all_copies"]]
         ratios += [one["ratio"] for one in row["cascade"]]
         numbers = (f"{ratio:.2f}" for ratio in ratios)
         table.add_row(row["backbone"], str(row["batch"]), f"{row['none_ms']:.2f}", *numbers)
@@ -99,3 +146,28 @@ def _defaults(rows: list[dict[str, Any]]) -> Table:
 
 def _case(row: dict[str, Any]) -> tuple[str, str, str]:
     return row["backbone"], str(row["components"] or "all"), str(row["batch"])
+
+
+def _grown(one: dict[str, Any]) -> tuple[str, ...]:
+    """The largest size of an axis: JSON has made its sizes strings."""
+    costs = {int(size): cost for size, cost in one["costs"].items()}
+    names = "fit_seconds", "fit_mb", "predict_seconds", "predict_mb"
+    ends = f"{min(costs):,}", f"{max(costs):,}"
+    return (
+        one["axis"],
+        *ends,
+        *_row(costs[max(costs)], names),
+        *_row(one["exponents"], names[::2]),
+    )
+
+
+def _row(values: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+    found = (values.get(name) for name in names)
+    return tuple("" if value is None else f"{value:,.4g}" for value in found)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*row)
+    return table

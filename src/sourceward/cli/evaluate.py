@@ -127,8 +127,11 @@ def render(result: dict[str, Any], console: Console, off: bool = False, tta: str
         console.print(confusion)
     console.print(risk_table(result["domains"]))
     if "stopped" in result["mean"]:
-        share = f"{100 * result['mean']['stopped']:.0f} %"
-        console.print(f"{share} of the samples were confident enough to need no copies.", highlight=False)
+        from sourceward.validation.expected_gain import stopped_text
+
+        shares = stopped_text(result["mean"]["stopped"], tta, "of the samples")
+        passes = f"{result['mean']['passes']:.2f} passes of the backbone for each sample"
+        console.print(f"{shares}; {passes}.", highlight=False)
 
 
 def balance_table(domains: dict[str, Any]) -> Table:

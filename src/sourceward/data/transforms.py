@@ -35,6 +35,9 @@ TIE = 1e-3
 OWN = -1
 """In place of a source's number: the copy keeps its own feature statistics."""
 
+MEAN = -2
+"""In place of a source's number: the mean feature statistics of all sources."""
+
 
 class Copy(NamedTuple):
     """One copy of every image of a batch."""
@@ -44,7 +47,7 @@ class Copy(NamedTuple):
     weight: float
     """In the average; the image itself has weight 1."""
     source: int = OWN
-    """The source whose feature statistics the backbone applies, or `OWN`."""
+    """The source whose feature statistics the backbone applies, `MEAN` or `OWN`."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def list_transforms() -> list[str]:
     """Names of the test-time transforms.
 
     >>> list_transforms()
-    ['hflip', 'crop', 'grayscale', 'rotate', 'sketch', 'fourier', 'adain']
+    ['hflip', 'crop', 'grayscale', 'rotate', 'sketch', 'fourier', 'adain', 'adain_mean']
     """
     return list(TRANSFORMS)
 
@@ -140,6 +143,11 @@ for _name, _transform in {
     "adain": Transform(
         "AdaIN to the feature statistics of each source", lambda images, _: [], needs="feature_statistics"
     ),
+    "adain_mean": Transform(
+        "AdaIN to the mean feature statistics of all sources",
+        lambda images, _: [],
+        needs="feature_statistics",
+    ),
 }.items():
     TRANSFORMS.register(_name)(_transform)
 
@@ -175,7 +183,8 @@ def make_copies(
     """
     transform = TRANSFORMS[name]
     if transform.needs == "feature_statistics":
-        yield from (Copy(images, 1 / sources, source) for source in range(sources))
+        toward = range(sources) if name == "adain" else (MEAN,)
+        yield from (Copy(images, 1 / len(toward), source) for source in toward)
         return
     # In double, so that every device and every runtime rounds the copies to the same bytes.
     copies = transform.pixels(images.double() / 255, amplitudes)

@@ -5,12 +5,14 @@ chains, and without noise: every step takes the gradient at the sample itself, a
 """
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from sourceward._util.errors import InputError
 from sourceward.adaptation.copies import CopyEncoder, Statistics
+from sourceward.adaptation.tta import levels
 from sourceward.algorithm import aggregate, draw_latent
 from sourceward.functional.distilled import StartPoint, distilled_step
 from sourceward.functional.energy import latent_bias, swish
@@ -65,7 +67,8 @@ class ExportGraph(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.kind, self.settings, self.threshold = model.kind, model.settings, model.tta_threshold
+        self.kind, self.settings = model.kind, model.settings
+        self.tta, self.thresholds = model.tta, model.tta_thresholds
         self.network = network = model.network.eval().requires_grad_(False)
         if model.kind == "text":
             assert model.backbone is not None
@@ -96,18 +99,28 @@ class ExportGraph(nn.Module):
     def _averaged(self, images: Tensor) -> tuple[Tensor, ...]:
         """Predict the images and their copies as rows of one batch, and average the probabilities."""
         rows = self._predict(self.network.rescale(self.copies(images)))
-        weights = torch.tensor(self.copies.weights, dtype=torch.float32)
-        copies = [values.unflatten(0, (len(weights), -1)) for values in rows]
+        copies = [values.unflatten(0, (len(self.copies.weights), -1)) for values in rows]
         probability, sources, before, after = copies
+        *early, last = levels(self.tta, self.thresholds)
+        probabilities, per_source, same = self._average(probability, sources, last)
+        for level, threshold in reversed([*zip(early, self.thresholds)]):  # see `stop_early`
+            here = self._average(probability, sources, level)
+            stops = here[0].amax(-1) >= threshold
+            probabilities = torch.where(stops[:, None], here[0], probabilities)
+            per_source = torch.where(stops[:, None, None], here[1], per_source)
+            same = torch.where(stops, here[2], same)
+        return probabilities, per_source, before[0], after[0], self._trust(probabilities), same
+
+    def _average(
+        self, probability: Tensor, sources: Tensor, level: Sequence[str]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities, those of each source, and agreement, over the copies of some transforms."""
+        places = [place for place, name in enumerate(self.copies.names) if name in level]
+        probability, sources = (torch.stack([v[place] for place in places]) for v in (probability, sources))
+        weights = torch.tensor([self.copies.weights[place] for place in places], dtype=torch.float32)
         shares = (weights / weights.sum()).view(-1, 1, 1)
         probabilities, per_source = (probability * shares).sum(0), (sources * shares.unsqueeze(-1)).sum(0)
-        same = (agreement(sources, probabilities) * shares[..., 0]).sum(0)
-        if self.threshold is not None:  # a sample that is predicted with confidence needs no copies
-            stops = probability[0].amax(-1, keepdim=True) >= self.threshold
-            probabilities = torch.where(stops, probability[0], probabilities)
-            per_source = torch.where(stops.unsqueeze(-1), sources[0], per_source)
-            same = torch.where(stops[:, 0], agreement(sources[0], probability[0]), same)
-        return probabilities, per_source, before[0], after[0], self._trust(probabilities), same
+        return probabilities, per_source, (agreement(sources, probabilities) * shares[..., 0]).sum(0)
 
     def _trust(self, probabilities: Tensor) -> Tensor:
         """`functional.calibration.trust` as tensors."""

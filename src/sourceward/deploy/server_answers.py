@@ -77,23 +77,22 @@ def details(model: Model, value: Any) -> dict[str, Any]:
     }
     if model.kind == "image":
         found["copies"] = _copies(model, value[None])
-        threshold, first = model.tta_threshold, found["copies"][0]["probability"]
-        found["copies_used"] = threshold is None or first < threshold
+        thresholds, first = model.tta_thresholds, found["copies"][0]["probability"]
+        found["copies_used"] = not thresholds or first < thresholds[0]
     return found
 
 
 def _copies(model: Model, images: torch.Tensor) -> list[dict[str, Any]]:
     """Name, prediction, weight and thumbnail of the image and of each transformed copy."""
-    results, weights = predict_images(model, model.adapter_for(), images.to(model.device), model.tta)
+    results = predict_images(model, model.adapter_for(), images.to(model.device), model.tta)
     made = list(copies_of(images.to(model.device), model.tta, Statistics.of(model.network)))
     made = sorted(made, key=lambda pair: pair[1].source != OWN)  # the order of the results
     toward = iter(model.sources)  # `fourier` makes one copy for each source, in their order
-    found = []
-    for (name, copy), result, weight in zip(made, results, weights, strict=True):
-        source = (
-            next(toward) if name == "fourier" else "" if copy.source == OWN else model.sources[copy.source]
-        )
-        shown = {"name": name or "image", "source": source, "weight": weight / sum(weights)}
+    found, total = [], sum(one.weight for one in results)
+    for (name, copy), (result, weight, _) in zip(made, results, strict=True):
+        source = next(toward) if name == "fourier" else ""
+        source = model.sources[copy.source] if copy.source >= 0 else source
+        shown = {"name": name or "image", "source": source, "weight": weight / total}
         found.append({**shown, "image": thumbnail(copy.images[0]), **_label(result, model.classes)})
     return found
 

@@ -192,7 +192,7 @@ class EnergyAdapter(DomainClassifier):
         held = list(folds) if len(sources) >= MIN_SOURCES and chooses else []
         if held:
             choice = choose_adaptation(self, held, settings, shifted, tta, kept_gain)
-            settings, self.tta_, self.tta_threshold_, self.trust_, self.stream_ = choice[:5]
+            settings, self.tta_, self.tta_thresholds_, self.trust_, self.stream_ = choice[:5]
             self.expected_gain_ = choice.expected_gain if auto or tta else None
         elif auto:
             settings = settings.off()
@@ -202,7 +202,8 @@ class EnergyAdapter(DomainClassifier):
         """Take names, classes, width of the features and the seed, before any training."""
         self.classes_, self.sources_, self.n_features_in_ = np.asarray(classes), list(names), dim
         self._seed = given.drawn_seed(self.random_state, self.checkpoint)
-        self.tta_, self.tta_threshold_, self.expected_gain_, self.trust_, self.stream_ = "", *[None] * 4
+        self.tta_, self.tta_thresholds_ = "", ()
+        self.expected_gain_, self.trust_, self.stream_ = [None] * 3
 
     def set_network(self, network: Network, settings: AdaptSettings) -> "EnergyAdapter":
         """Take a trained network and the test-time settings that were chosen for it."""

@@ -41,7 +41,7 @@ def describe(estimator: "EnergyAdapter") -> dict[str, Any]:
         "adapts": estimator.adapts_,
         "source_weights": estimator.source_weights_,
         "tta": estimator.tta_,
-        "tta_threshold": estimator.tta_threshold_,
+        "tta_thresholds": list(estimator.tta_thresholds_),
         "expected_gain": None if gain is None else gain.to_dict(),
         "trust": None if estimator.trust_ is None else estimator.trust_.to_dict(),
         "stream": None if estimator.stream_ is None else estimator.stream_.to_dict(),
@@ -76,6 +76,7 @@ SCHEMA = {
     "adapts": bool,
     "source_weights": Optional([float]),
     "tta": str,
+    "tta_thresholds": Optional([float]),
     "expected_gain": Optional(dict),
     "dim": Whole(1),
 }
@@ -121,7 +122,7 @@ def restore(
     network.requires_grad_(False).eval()
     weights = meta["source_weights"]
     estimator.source_weights_ = None if weights is None else tuple(weights)
-    estimator.tta_, estimator.tta_threshold_ = meta["tta"], meta.get("tta_threshold")
+    estimator.tta_, estimator.tta_thresholds_ = meta["tta"], tuple(meta.get("tta_thresholds") or ())
     estimator.expected_gain_ = None if gain is None else ExpectedGain(**gain)
     trust = meta.get("trust")
     estimator.trust_ = None if trust is None else Trust.from_dict(trust)

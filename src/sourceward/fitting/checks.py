@@ -25,7 +25,7 @@ from sourceward.validation.crossfit import statistics_layers
 from sourceward.validation.folds import MIN_SOURCES
 
 FROZEN_TTA = ("fourier",)
-TRAINED_TTA = ("hflip+crop+adain", "rotate", "hflip+crop", "hflip")
+TRAINED_TTA = ("hflip+crop+adain", "hflip+crop+adain_mean", "rotate", "hflip+crop", "hflip")
 """Sets of transforms that leave-one-domain-out validation chooses from."""
 
 
@@ -140,7 +140,7 @@ def tta_candidates(
     """Sets of transforms to choose from; none where transforms are given or the data is no images."""
     if settings.tta != AUTO or sources.kind != "image" or len(sources.domain_names) < MIN_SOURCES:
         return ()
-    usable = (names if has_statistics else names.replace("+adain", "") for names in sets)
+    usable = (names if has_statistics else names.partition("+adain")[0] for names in sets)
     return tuple(dict.fromkeys(usable))
 
 

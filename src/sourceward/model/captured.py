@@ -1,14 +1,15 @@
 """Encoders of a model's images, and prediction from pixels as one captured CUDA graph."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sourceward.adaptation.base import AdaptationResult, replace_rows, select_rows
 from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.adaptation.energy import EnergyAdaptation
-from sourceward.adaptation.tta import average, in_doubt, stop_early
+from sourceward.adaptation.tta import CopyResult, in_doubt, level_average, levels, stop_early
 from sourceward.nn import folded
 from sourceward.nn.encoder import ImageEncoder, StaleEncoder
 
@@ -22,37 +23,56 @@ KEY = "_image_encoders"
 ONE_PASS = 1
 """Images on CUDA whose copies are computed with them at once: a few rows take the time of one."""
 
+FEW = 16
+"""Images in doubt on CUDA whose further copies are all computed at once, for the same reason."""
+
 
 def adapt_images(
-    model: "Model", adapter: EnergyAdaptation, images: Tensor, names: str, threshold: float | None
+    model: "Model",
+    adapter: EnergyAdaptation,
+    images: Tensor,
+    names: str,
+    thresholds: Sequence[float],
+    known: Sequence[CopyResult] = (),
 ) -> AdaptationResult:
     """Adapt uint8 images of the model's own size, with copies of those that are in doubt.
+
+    The result is that of `stop_early` on all copies of every image; this computes those that count.
 
     Args:
         model: of images.
         adapter: of features.
         images: (n, 3, height, width).
         names: transforms, joined by +.
-        threshold: see `Model.tta_threshold`.
+        thresholds: see `Model.tta_thresholds`.
+        known: predictions on the images, and on the copies at the levels before.
     """
-    images = images.to(model.device)
-    if threshold is None or (images.is_cuda and len(images) <= ONE_PASS):
-        results, weights = predict_images(model, adapter, images, names)
-        return stop_early(results[0], average(results, weights), threshold)
-    (plain,), _ = predict_images(model, adapter, images)
-    doubt = in_doubt(plain, threshold)
+    images, every, made = images.to(model.device), levels(names, thresholds), {copy.name for copy in known}
+    level = next(place for place, some in enumerate(every) if not made.issuperset(some))
+    if has_few(images, FEW if known else ONE_PASS):
+        level = len(every) - 1
+    wanted = [name for name in every[level] if name and name not in made]
+    known = [*known, *predict_images(model, adapter, images, "+".join(wanted), plain="" not in made)]
+    if level == len(every) - 1:
+        return stop_early(known, names, thresholds)
+    here = level_average(known, every[level])
+    doubt = in_doubt(here, thresholds[level])
     if not doubt.any():
-        return plain
+        return here
+    rest = [copy._replace(result=select_rows(copy.result, doubt)) for copy in known]
     rows = images[torch.from_numpy(doubt).to(images.device)]
-    copies, weights = predict_images(model, adapter, rows, names, plain=False)
-    averaged = average([select_rows(plain, doubt), *copies], (1.0, *weights))
-    return replace_rows(plain, doubt, averaged)
+    return replace_rows(here, doubt, adapt_images(model, adapter, rows, names, thresholds, rest))
+
+
+def has_few(images: Tensor, limit: int) -> bool:
+    """Whether all copies of the images take about the time of some of them."""
+    return images.is_cuda and len(images) <= limit
 
 
 def predict_images(
     model: "Model", adapter: EnergyAdaptation, images: Tensor, names: str = "", plain: bool = True
-) -> tuple[list[AdaptationResult], tuple[float, ...]]:
-    """Adapt uint8 images of the model's own size and their copies in one pass: results and their weights.
+) -> list[CopyResult]:
+    """Adapt uint8 images of the model's own size and their copies in one pass.
 
     Args:
         model: of images.
@@ -66,7 +86,7 @@ def predict_images(
         encode = copy_encoder(model, names, plain)
         with torch.no_grad():
             copies = network.rescale(encode.encode(images))
-        return [adapter(network, feature) for feature in copies], encode.weights
+        return _named([adapter(network, feature) for feature in copies], encode)
     try:
         if known is None or not _describes(known, model):
             raise StaleEncoder
@@ -74,8 +94,12 @@ def predict_images(
     except StaleEncoder:
         known = _encoder(model, names, plain)
         results = adapter.predict_copies(network, images, known)
-    assert isinstance(known.encode, CopyEncoder)
-    return results, known.encode.weights
+    return _named(results, known.encode)
+
+
+def _named(results: Sequence[AdaptationResult], encode: nn.Module | None) -> list[CopyResult]:
+    assert isinstance(encode, CopyEncoder)
+    return [CopyResult(*one) for one in zip(results, encode.weights, encode.names, strict=True)]
 
 
 def copy_encoder(model: "Model", names: str, plain: bool = True) -> CopyEncoder:

@@ -97,8 +97,13 @@ def _adaptation(adapt: dict[str, Any], tta: str, adapter: dict[str, Any]) -> str
         else "none"
     )
     copies = f"{and_list(tta.split('+'))} (`predict --tta none` predicts without)" if tta else "none"
-    threshold = adapter.get("tta_threshold") if tta and tta == adapter.get("tta") else None
-    some = "" if threshold is None else f", where the prediction has a probability below {threshold:.3f}"
+    thresholds = (adapter.get("tta_thresholds") or []) if tta and tta == adapter.get("tta") else []
+    some = ""
+    if thresholds:
+        some = f", where the prediction has a probability below {thresholds[0]:.3f}"
+    if thresholds[1:]:
+        first, *others = tta.split("+")
+        some += f"; {and_list(others)} where with {first} it is still below {thresholds[1]:.3f}"
     return f"- Steps: {steps}.\n- Test-time augmentation: {copies}{some}."
 
 

@@ -14,7 +14,15 @@ from sourceward._util.errors import InputError, unknown_name
 from sourceward._util.progress import Advance, progress_bar
 from sourceward.adaptation import AdaptationResult
 from sourceward.adaptation.base import select_rows
-from sourceward.adaptation.tta import CopyFeatures, copy_features, flat, in_doubt, predict_copies
+from sourceward.adaptation.tta import (
+    CopyFeatures,
+    copy_features,
+    flat,
+    levels,
+    predict_each,
+    stop_early,
+    stopped_shares,
+)
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import encode, prepare_samples
@@ -67,8 +75,9 @@ def evaluate(
         {"classes": names, "domains": {name: scores}, "mean": scores}; accuracies are between 0 and 1. The
         mean is over the domains that the model was not trained on, if there are any. `majority` is the share
         of the domain's largest class. Rows of `confusion` are true classes, columns predictions. Where
-        samples in doubt alone get copies, `stopped` is the share of the others, and `all_copies` the accuracy
-        with copies of every one.
+        samples in doubt alone get copies, `stopped` are the shares that need none or those of the first
+        transform alone, `passes` are the backbone's passes for each sample, and `all_copies` is the accuracy
+        with all copies of every one.
     """
     if allow not in ALLOW:
         raise unknown_name("choice of `allow`,", allow, ALLOW)
@@ -97,25 +106,28 @@ def evaluate(
 
 def _predict(
     model: Model, parts: list[CopyFeatures], num_steps: int | None, allow: str, label: np.ndarray
-) -> tuple[AdaptationResult, AdaptationResult, dict[str, float]]:
+) -> tuple[AdaptationResult, AdaptationResult, dict[str, Any]]:
     """Predictions on one domain without and with adaptation, and what a cascade leaves out."""
+    tta, thresholds = (model.tta, model.tta_thresholds) if num_steps != 0 else ("", ())
     before = model.adapt_features(parts[0].feature, num_steps=0)
     settings = model.settings if num_steps is None else model.settings_for(num_steps)
-    after = _with_state(model, predict_copies(model.network, parts, settings, model.tta_threshold), allow)
-    if len(parts) == 1 or model.tta_threshold is None:
+    each = predict_each(model.network, parts, settings)
+    after = stop_early(each, tta, thresholds).with_trust(settings.temperature)
+    after = _with_state(model, after, allow)
+    if not thresholds:
         return before, after, {}
-    plain, full = (predict_copies(model.network, part, settings) for part in (parts[:1], parts))
-    stopped = float(1 - in_doubt(plain, model.tta_threshold).mean())
-    right = full.probabilities.argmax(1) == label
-    return before, after, {"stopped": stopped, "all_copies": float(right.mean())}
+    stopped = stopped_shares(each, tta, thresholds)
+    passes = _passes([copy.name for copy in parts], levels(tta, thresholds), stopped)
+    right = stop_early(each, tta).probabilities.argmax(1) == label
+    return before, after, {"stopped": stopped, "passes": passes, "all_copies": float(right.mean())}
 
 
 def _mean(domains: dict[str, Any], draws: dict[str, np.ndarray]) -> dict[str, Any]:
     """Means over the domains that the model was not trained on, or over all if there are no others."""
     averaged = [name for name, scores in domains.items() if not scores["trained_on"]] or list(domains)
     mean: dict[str, Any] = {
-        key: float(np.mean([domains[name][key] for name in averaged]))
-        for key in ("unadapted", "adapted", "gain", "majority", "stopped", "all_copies")
+        key: np.mean([domains[name][key] for name in averaged], axis=0).tolist()
+        for key in ("unadapted", "adapted", "gain", "majority", "stopped", "passes", "all_copies")
         if all(key in domains[name] for name in averaged)
     }
     for key in ("balanced_accuracy", "macro_f1"):
@@ -158,7 +170,7 @@ def dataset_copies(
         for source in range(network.sources):
             toward, where = np.full(len(dataset), source), model.device
             mixed = extract_amplitude_mixed(dataset, backbone, network.amplitudes, toward, where, progress)
-            found.append(CopyFeatures(model.features(mixed), 1 / network.sources))
+            found.append(CopyFeatures(model.features(mixed), 1 / network.sources, "fourier"))
     if names:
         samples = prepare_samples(dataset, backbone, model.device, show=progress)
         encoder = copy_encoder(model, "+".join(names), plain=False)
@@ -175,6 +187,16 @@ def _counted(batches: Iterable[Tensor], advance: Advance) -> Iterator[Tensor]:
         yield batch
         done += len(batch)
         advance(done)
+
+
+def _passes(names: Sequence[str], every: Sequence[Sequence[str]], stopped: Sequence[float]) -> float:
+    """Backbone passes for each sample of a cascade.
+
+    >>> _passes(["", "hflip", "adain", "adain"], [("",), ("", "hflip"), ("", "hflip", "adain")], [0.5, 0.25])
+    2.0
+    """
+    copies = [sum(name in level for name in names) for level in every]
+    return float(np.dot(copies, [*stopped, 1 - sum(stopped)]))
 
 
 def _with_state(model: Model, result: AdaptationResult, allow: str) -> AdaptationResult:

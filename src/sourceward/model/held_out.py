@@ -27,7 +27,7 @@ def held_out_statistics(model: Model, dataset: DomainDataset, progress: bool | N
     rows = np.concatenate([spread(own, ROWS) for own in numbers])
     part = dataset.select(rows)
     copies = dataset_copies(model, part, model.tta, progress)
-    result = predict_copies(model.network, copies, model.settings)
+    result = predict_copies(model.network, copies, model.settings, model.tta, model.tta_thresholds)
     source = [model.sources.index(dataset.domain_names[code]) for code in part.domains]
     return torch.from_numpy(np.column_stack([*statistics(result), source]).astype(np.float32))
 

@@ -107,7 +107,7 @@ class Model:
         Args:
             transforms: names in `list_transforms()`, joined by +, such as "hflip+adain"; "" for none.
             cascade: whether samples that are predicted with confidence do without copies, see
-                `tta_threshold`.
+                `tta_thresholds`.
         """
         if transforms and self.kind != "image":
             raise InputError(f"Transforms change images, but this model reads {PLURAL[self.kind]}.")
@@ -115,12 +115,13 @@ class Model:
         return replace(self, tta=transforms, cascade=cascade)
 
     @property
-    def tta_threshold(self) -> float | None:
-        """Probability from which a prediction without copies is the answer; None copies every sample.
+    def tta_thresholds(self) -> tuple[float, ...]:
+        """Probabilities from which a prediction is the answer: the first without copies, the second with the
+        copies of the first transform. Without thresholds every sample gets all copies.
 
-        Leave-one-domain-out validation chooses it for the model's own transforms.
+        Leave-one-domain-out validation chooses them for the model's own transforms.
         """
-        return self.adapter.tta_threshold_ if self.cascade and self.tta == self.adapter.tta_ else None
+        return self.adapter.tta_thresholds_ if self.cascade and self.tta == self.adapter.tta_ else ()
 
     def predict(self, inputs: Any) -> list[Prediction]:
         """Predict a label for every input, with its details.
@@ -168,8 +169,8 @@ class Model:
     ) -> AdaptationResult:
         """`adapt` for uint8 images (n, 3, height, width) that have the model's own size already."""
         names = self.tta if num_steps != 0 else ""  # no adaptation at all, then
-        adapter, threshold = self.adapter_for(num_steps, sources), self.tta_threshold
-        found = adapt_images(self, adapter, images, names, threshold if names else None)
+        adapter, thresholds = self.adapter_for(num_steps, sources), self.tta_thresholds
+        found = adapt_images(self, adapter, images, names, thresholds)
         return found.with_trust(self.settings.temperature)
 
     def adapt_features(

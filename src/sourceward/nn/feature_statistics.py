@@ -37,15 +37,18 @@ class FeatureStatistics(nn.Module):
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         return cls({name: torch.zeros_like(value) for name, value in own.items()})
 
-    def applied(self, backbone: nn.Module, own: int, image: int | None = None) -> nn.Module:
+    def applied(
+        self, backbone: nn.Module, own: int, toward: Sequence[int], image: int | None = None
+    ) -> nn.Module:
         """A copy of the backbone, with the same tensors, that applies AdaIN to some copies of a batch.
 
         Its input is (copies x n, ...), copy by copy. The first `own` copies keep their statistics; after them
-        comes one copy per source, which gets the statistics of that source.
+        comes one copy for each element of `toward`, which gets the statistics of that source.
 
         Args:
             backbone: whose modules are named.
             own: copies that keep their own statistics.
+            toward: numbers of sources; a negative one stands for the mean over all sources.
             image: which copy of the input the copies for the sources are made from, after the first named
                 module: what comes before it is then computed once, and the input holds no copies for sources.
                 For backbones without connections around that module; None where the input holds all copies.
@@ -55,7 +58,7 @@ class FeatureStatistics(nn.Module):
         named = {name.replace("/", "."): values for name, values in self.named_buffers()}
         for name in sorted(named, key=order.__getitem__):
             parent, _, leaf = name.rpartition(".")
-            module = AdaIN(changed.get_submodule(name), named[name], own, image)
+            module = AdaIN(changed.get_submodule(name), named[name], own, toward, image)
             setattr(changed.get_submodule(parent), leaf, module)
             image = None
         return changed
@@ -67,23 +70,27 @@ class AdaIN(nn.Module):
     Args:
         module: its output is (copies x n, channels, height, width), copy by copy.
         statistics: (sources, 2, channels).
-        own, image: see `FeatureStatistics.applied`.
+        own, toward, image: see `FeatureStatistics.applied`.
     """
 
     statistics: Tensor
 
-    def __init__(self, module: nn.Module, statistics: Tensor, own: int, image: int | None) -> None:
+    def __init__(
+        self, module: nn.Module, statistics: Tensor, own: int, toward: Sequence[int], image: int | None
+    ) -> None:
         super().__init__()
-        self.module, self.own, self.image = module, own, image
+        self.module, self.own, self.toward, self.image = module, own, toward, image
         self.register_buffer("statistics", statistics)
 
     def forward(self, *inputs: Any) -> Tensor:
         copies = self.module(*inputs)
-        total = self.own + len(self.statistics) if self.image is None else max(self.own, self.image + 1)
+        total = self.own + len(self.toward) if self.image is None else max(self.own, self.image + 1)
         copies = copies.unflatten(0, (total, -1))
         own = copies[: self.own]
         changed = copies[self.own :] if self.image is None else copies[self.image : self.image + 1]
-        return torch.cat([own, adain(changed, self.statistics.unsqueeze(1))]).flatten(0, 1)
+        values = self.statistics
+        target = torch.stack([values[source] if source >= 0 else values.mean(0) for source in self.toward])
+        return torch.cat([own, adain(changed, target.unsqueeze(1))]).flatten(0, 1)
 
 
 def share(module: nn.Module) -> nn.Module:

@@ -66,8 +66,9 @@ class FitSettings:
         augmentation: of training images.
         tta: transforms of test-time augmentation, joined by +; `none`; or `auto`: chosen by
             leave-one-domain-out validation.
-        kept_gain: a sample that is predicted with confidence gets no copies; the confidence is chosen such
-            that held-out sources keep this share of the gain of `tta=auto`. 0 makes copies of every sample.
+        kept_gain: a sample that is predicted with confidence gets no copies, or those of one transform; the
+            confidence is chosen such that held-out sources keep this share of the gain of `tta=auto`, and so
+            is the number of copies. 0 makes all copies of every sample.
         crossfit: leave-one-domain-out validation of a trained backbone fine-tunes it once more without each
             source, for this share of the iterations; 0 does without, and nothing is estimated.
         fourier_copies: with a frozen image backbone, train heads and energies also on a copy of every image

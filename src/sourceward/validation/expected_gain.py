@@ -6,7 +6,7 @@ fitted by maximum likelihood to the gains on held-out sources of every data set 
 (`results/domains/results.json`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,8 +32,9 @@ class ExpectedGain:
     """Whether adaptation is on."""
     tta: str = ""
     """Transforms of test-time augmentation that were chosen."""
-    stopped: float = 0.0
-    """Share of held-out samples that were predicted with confidence and needed no copies."""
+    stopped: Sequence[float] = ()
+    """Shares of held-out samples that were predicted with confidence, and needed no copies or no more than
+    those of the first transform."""
     accuracy: float | None = None
     """Mean accuracy on the held-out sources with what was chosen."""
     accuracy_low: float | None = None
@@ -43,6 +44,9 @@ class ExpectedGain:
     """Accuracy on each source when it was held out, with what was chosen."""
     tried: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Gain of every candidate on each held-out source; that of transforms is on top of the chosen steps."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stopped", tuple(self.stopped))  # a file has lists
 
     @property
     def accuracy_text(self) -> str:
@@ -69,11 +73,21 @@ class ExpectedGain:
         )
 
     def _stopped(self) -> str:
-        share = f"{100 * self.stopped:.0f} % of their samples needed no copies"
-        return f"; {share}" if self.stopped else ""
+        return f"; {stopped_text(self.stopped, self.tta, 'of their samples')}" if self.stopped else ""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"stopped": list(self.stopped)}
+
+
+def stopped_text(shares: Sequence[float], tta: str, whose: str) -> str:
+    """Return how many samples stopped at each level of a cascade.
+
+    >>> stopped_text((0.7, 0.1), "hflip+crop", "of the samples")
+    '70 % of the samples needed no copies, 10 % those of hflip alone'
+    """
+    none = f"{100 * shares[0]:.0f} % {whose} needed no copies"
+    more = (f"{100 * share:.0f} % those of {tta.split('+')[0]} alone" for share in shares[1:])
+    return ", ".join([none, *more])
 
 
 PRIOR_DOF, PRIOR_SD = 2.0, 0.007

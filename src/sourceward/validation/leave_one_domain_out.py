@@ -17,12 +17,13 @@ from torch import Tensor
 from sourceward._util.progress import progress_bar
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation
-from sourceward.adaptation.tta import average, stop_early
+from sourceward.adaptation.tta import CopyResult, level_average, levels, stop_early
+from sourceward.data.transforms import parse_transforms
 from sourceward.functional import AGGREGATIONS, cosine_to_sources, energy_zscore
 from sourceward.functional.aggregation import Evidence, evidence, learn_source_weights, score
 from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings
-from sourceward.validation.cascade import KEPT_GAIN, choose_cascade
+from sourceward.validation.cascade import KEPT_GAIN, Cascade, choose_cascade
 from sourceward.validation.expected_gain import (
     ExpectedGain,
     accuracy_interval,
@@ -46,7 +47,7 @@ class Choice(NamedTuple):
 
     settings: AdaptSettings
     tta: str
-    tta_threshold: float | None
+    tta_thresholds: tuple[float, ...]
     trust: Trust | None
     stream: StreamGains | None
     expected_gain: ExpectedGain
@@ -78,23 +79,14 @@ class Trial:
         """Predictions of each source and what can be observed about them, to learn source weights from."""
         return source_evidence(self.network, self.feature, self.fold.label, settings)
 
-    def with_tta(self, settings: AdaptSettings) -> Callable[..., AdaptationResult]:
-        """From transforms, and the threshold of a cascade, to the average over the sample and its copies.
-
-        Every copy is predicted once.
-        """
-        plain, known = self.predict(settings), {}
-        adapter, device = EnergyAdaptation(settings), self.network.scale.device
+    def copies(self, settings: AdaptSettings) -> list[CopyResult]:
+        """Predictions on the samples and on every copy of them."""
+        found, adapter = [CopyResult(self.predict(settings), 1.0)], EnergyAdaptation(settings)
         for name, parts in self.fold.copies.items():
-            features = [self.network.features(part.feature.to(device)) for part in parts]
-            known[name] = [(adapter(self.network, x), part.weight) for x, part in zip(features, parts)]
-
-        def predict(names: str, threshold: float | None = None) -> AdaptationResult:
-            chosen = [pair for name in names.split("+") if name for pair in known[name]]
-            averaged = average([plain, *(result for result, _ in chosen)], [1.0, *(w for _, w in chosen)])
-            return stop_early(plain, averaged, threshold)
-
-        return predict
+            for part in parts:
+                feature = self.network.features(part.feature.to(self.network.scale.device))
+                found.append(CopyResult(adapter(self.network, feature), part.weight, name))
+        return found
 
 
 def validate(
@@ -129,31 +121,29 @@ def validate(
     if chosen.aggregation == "learned":
         observed = [trial.evidence(chosen) for trial in trials]
         chosen = replace(chosen, source_weights=learn_source_weights(observed))
-    names, cascade, threshold = "", None, None
-    predict = [trial.with_tta(chosen) for trial in trials]
+    names, cascade, copies = "", Cascade((), ()), [trial.copies(chosen) for trial in trials]
     if tta:
-        with_tta = [[t.correct(p(one)) for t, p in zip(trials, predict)] for one in tta]
+        with_tta = [[t.correct(stop_early(c, one)) for t, c in zip(trials, copies)] for one in tta]
+        costs = [_count(copies[0], parse_transforms(one)) for one in tta]
         more = {one: _changes(right_of, correct) for one, right_of in zip(tta, with_tta)}
         changes |= more
-        found = choose([*more.values()], MIN_TTA_GAIN, largest=True)
+        found = choose([*more.values()], MIN_TTA_GAIN, costs, kept_gain or 1.0)
         if found is not None:
-            names, correct = tta[found], with_tta[found]
-            plain = [p("") for p in predict]
-            sure, before = [p.probabilities.max(1) for p in plain], list(map(Trial.correct, trials, plain))
-            cascade = choose_cascade(sure, before, correct, kept_gain) if kept_gain else None
-            threshold = None if cascade is None else cascade.threshold
-            correct = [t.correct(p(names, threshold)) for t, p in zip(trials, predict)]
+            names = tta[found]
+            if kept_gain:
+                names, cascade = choose_levels(names, copies, [t.label for t in trials], kept_gain)
+    final = [stop_early(c, names, cascade.thresholds) for c in copies]
+    correct = [t.correct(result) for t, result in zip(trials, final)] if names else correct
     adapts, held = best is not None or bool(names), [t.fold.held_out for t in trials]
     shown = correct if adapts else right[0]
     gain = estimate(held, _changes(shown, off), off, chosen, names, adapts)
-    gain = replace(gain, stopped=0.0 if cascade is None else cascade.stopped)
-    gain = replace(gain, tried={name: dict(zip(held, _means(of))) for name, of in changes.items()})
-    final = [p(names, threshold) for p in predict]
+    all_gains = {name: dict(zip(held, _means(of))) for name, of in changes.items()}
+    gain = replace(gain, stopped=cascade.stopped, tried=all_gains)
     trust = fit_trust([Judged(result.probabilities, t.label) for t, result in zip(trials, final)])
     streams = stream_gains(
-        [Held(t.fold.held_out, t.network, r, t.label, o) for t, r, o in zip(trials, final, off)]
+        [Held(n, t.network, r, t.label, o) for n, t, r, o in zip(held, trials, final, off)]
     )
-    return Choice(chosen, names, threshold, trust, streams, gain)
+    return Choice(chosen, names, cascade.thresholds, trust, streams, gain)
 
 
 def _trials(
@@ -170,6 +160,36 @@ def _trials(
 
 def _means(changes: Sequence[np.ndarray]) -> list[float]:
     return [float(change.mean()) for change in changes]
+
+
+def choose_levels(
+    names: str, copies: Sequence[Sequence[CopyResult]], label: Sequence[np.ndarray], kept: float
+) -> tuple[str, Cascade]:
+    """The cascade of some transforms that takes the fewest passes of the backbone on held-out sources: the
+    transforms, that whose copies are made first in front, and the thresholds.
+
+    Args:
+        names: of the transforms, joined by +.
+        copies: of each held-out source.
+        label: of each held-out source.
+        kept: see `choose_cascade`.
+    """
+    single, best, least = parse_transforms(names), (names, Cascade((), ())), float("inf")
+    for first in single:
+        rest = [name for name in single if name != first]
+        order, groups = "+".join([first, *rest]), [group for group in ([first], rest) if group]
+        some = levels(order, [0.0] * len(groups))
+        found = choose_cascade(
+            [[level_average(c, o).probabilities for o in some] for c in copies], label, kept
+        )
+        if found is not None and (cost := found.passes([_count(copies[0], g) for g in groups])) < least:
+            best, least = (order, found), cost
+    return best
+
+
+def _count(copies: Sequence[CopyResult], names: Sequence[str]) -> int:
+    """How many copies these transforms make."""
+    return sum(copy.name in names for copy in copies)
 
 
 def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.ndarray]:
@@ -192,13 +212,19 @@ def _changes(right: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> list[
     return [after - first for after, first in zip(right, before)]
 
 
-def choose(changes: Sequence[Sequence[np.ndarray]], least: float = 0.0, largest: bool = False) -> int | None:
+def choose(
+    changes: Sequence[Sequence[np.ndarray]],
+    least: float = 0.0,
+    costs: Sequence[int] | None = None,
+    kept: float = 1.0,
+) -> int | None:
     """The first candidate that is safe for domains like the held-out sources; None without one.
 
     Args:
         changes: of each candidate, on each held-out source, by sample.
         least: mean gain that a candidate must exceed.
-        largest: take the one with the largest mean gain, rather than the first.
+        costs: of the candidates: take the cheapest one with nearly the largest mean gain, not the first.
+        kept: share of the largest mean gain that it must have.
 
     >>> some, more = np.repeat([1, 0], [1, 99]), np.repeat([1, 0], [2, 98])
     >>> choose([[some, -more, some], [some, some, more]])
@@ -212,7 +238,11 @@ def choose(changes: Sequence[Sequence[np.ndarray]], least: float = 0.0, largest:
     ]
     if not good:
         return None
-    return max(good, key=lambda place: gains[place].mean()) if largest else good[0]
+    if costs is None:
+        return good[0]
+    largest = max(gains[place].mean() for place in good)
+    near = [place for place in good if gains[place].mean() >= kept * largest - 1e-12]
+    return min(near, key=lambda place: (costs[place], -gains[place].mean()))
 
 
 def estimate(

@@ -1,6 +1,7 @@
 """`bench speed`: every section runs, ours and the naive chain agree, the file says where it comes from."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from sourceward.bench.speed.models import (
 )
 from sourceward.bench.speed.prediction import _chain_call
 from sourceward.bench.speed.reference import naive_chains
-from sourceward.bench.speed.timing import growth, timed
+from sourceward.bench.speed.timing import growth, peak_memory, timed
 from sourceward.cli.main import build_app
 from sourceward.functional import keyed_normals, row_keys
 from sourceward.nn import folded
@@ -36,6 +37,13 @@ def test_a_call_is_timed_at_least_three_times():
     assert found["repeats"] == 3
     assert len(calls) == 5  # two to warm up
     assert found["low_ms"] <= found["median_ms"] <= found["high_ms"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux only")
+def test_memory_is_that_of_the_call():
+    large, small = (peak_memory(lambda n=n: torch.ones(n), torch.device("cpu")) for n in (2**26, 2**10))
+    assert large == pytest.approx(256, rel=0.1)
+    assert small < 16, "the memory of an earlier call is not counted"
 
 
 def test_the_naive_chain_takes_the_same_steps():
@@ -67,7 +75,7 @@ def test_quick_runs_every_section(tmp_path):
         assert row["ratio"] == pytest.approx(row["with"]["median_ms"] / fastest)
     for row in found["default"]:
         (half,) = row["cascade"]
-        assert half["in_doubt"] == 0.5
+        assert half["stopped"] == [0.5, 0.25]
         assert half["ratio"] == pytest.approx(half["ms"] / row["none_ms"])
     assert found["files"]["files"] == 6
     assert found["busy_fit"]["beside_busy_ratio"] > 0
@@ -75,13 +83,18 @@ def test_quick_runs_every_section(tmp_path):
     assert all(row["ok"] for row in found["agreement"])
     assert {row["axis"] for row in found["axes"]} == {"steps", "sources", "draws"}
     assert found["image_training"]["ratio"] > 0
+    page = (tmp_path / "cpu.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith("| resnet18 | 4 |"))
+    assert f"| {found['default'][1]['cascade'][0]['ratio']:.2f} |" in row
+    for head in ("| default |", "| JPEG files |", "| fit of features |", "| axis | from | to |"):
+        assert head in page, head
 
 
 def test_some_sections_alone_have_a_file_of_their_own(tmp_path):
     arguments = ["bench", "speed", "--quick", "--device", "cpu", "--out", str(tmp_path), "--only"]
     done = CliRunner().invoke(build_app(), [*arguments, "memory,training"])
     assert done.exit_code == 0, done.output
-    assert [file.name for file in tmp_path.iterdir()] == ["cpu-memory-training.json"]
+    assert {file.stem for file in tmp_path.iterdir()} == {"cpu-memory-training"}
     found = json.loads((tmp_path / "cpu-memory-training.json").read_text())
     assert list(found["seconds"]) == ["memory", "feature_training", "image_training"]
     assert found["image_training"]["full"]["ms"] > 0

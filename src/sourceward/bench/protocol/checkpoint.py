@@ -162,8 +162,8 @@ class Checkpoint:
     def adapt(self, part: Part, *, num_steps: int | str = AUTO, **options: Any) -> AdaptationResult:
         """Run `ebtsa` with some settings changed; without a number of steps as users get it, TTA included."""
         copies = self.copies(part) if num_steps == AUTO else [CopyFeatures(part.feature, 1.0)]
-        settings, threshold = self.settings(num_steps, **options), self.model.tta_threshold
-        return predict_copies(self.network, copies, settings, threshold)
+        tta, thresholds = (self.model.tta, self.model.tta_thresholds) if num_steps == AUTO else ("", ())
+        return predict_copies(self.network, copies, self.settings(num_steps, **options), tta, thresholds)
 
     def copies(self, part: Part) -> list[CopyFeatures]:
         """Return features of the samples and of the copies that TTA averages over; kept for the last part."""

@@ -1,30 +1,35 @@
 """What the default costs: test-time augmentation and steps beside a prediction without adaptation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adaptation.tta import in_doubt
+from sourceward.adaptation.tta import CopyResult, level_average, levels, stopped_shares
 from sourceward.bench.speed.models import Bare, SpeedPlan, make_images, make_model
 from sourceward.bench.speed.timing import timed
 from sourceward.model import Model
+from sourceward.model.captured import predict_images
 from sourceward.nn.feature_statistics import FeatureStatistics, mean_statistics
 from sourceward.settings import AdaptSettings
 from sourceward.validation.crossfit import statistics_layers
 
-TRANSFORMS = "hflip+crop+adain"
-"""What validation chooses for a fine-tuned backbone most often: six copies with three sources."""
+TRANSFORMS = "hflip+crop+adain_mean"
+"""What a cascade is measured with: one copy for each transform."""
+
+FULL = "hflip+crop+adain"
+"""The largest set that validation chooses from: five copies with three sources."""
 
 POOL = 12
 """Images of a measurement at least: the cost of a cascade is a mean over samples."""
 
 
 def default_prediction(device: torch.device, plan: SpeedPlan) -> list[dict[str, Any]]:
-    """Time `Model` from pixels to probabilities: without adaptation, with steps, with all copies in one pass,
-    and with copies of the samples in doubt, for several shares of those. Ratios are to no adaptation."""
+    """Time `Model` from pixels to probabilities: without adaptation, with steps, with all copies of every
+    sample, and with a cascade, for several shares of samples in doubt. Ratios are to no adaptation."""
     return [
         _row(name, _model(name, device, plan), batch, device, plan)
         for name in plan.default_backbones
@@ -57,18 +62,27 @@ def _row(name: str, model: Model, batch: int, device: torch.device, plan: SpeedP
         few = {"least": 2, "seconds": 0.0} if device.type == "cpu" else {"seconds": plan.seconds}
         return timed(call, device, repeats=plan.repeats, **few)["median_ms"] / len(batches)  # type: ignore[arg-type]
 
-    plain = model.with_tta("").adapt_images(pool)
-    sure = torch.from_numpy(plain.probabilities.max(1))
-    row: dict[str, Any] = {"backbone": name, "batch": batch, "transforms": TRANSFORMS}
+    copies = predict_images(model, model.adapter_for(), pool, TRANSFORMS)
+    row: dict[str, Any] = {"backbone": name, "batch": batch, "transforms": TRANSFORMS, "full_set": FULL}
     row["none_ms"] = measured(lambda images: model.adapt_images(images, 0))
     row["steps_ms"] = measured(model.with_tta("").adapt_images)
+    row["full_set_ms"] = measured(model.with_tta(FULL).adapt_images)
     row["all_copies_ms"] = measured(model.with_tta(TRANSFORMS, cascade=False).adapt_images)
     row["cascade"] = []
-    for share in plan.doubt:
-        threshold = float(torch.quantile(sure, share))
-        model.adapter.tta_threshold_ = threshold
-        cost = measured(model.adapt_images)
-        doubt = float(in_doubt(plain, threshold).mean())
-        row["cascade"].append({"in_doubt": doubt, "ms": cost, "ratio": cost / row["none_ms"]})
-    row["ratio_all_copies"] = row["all_copies_ms"] / row["none_ms"]
+    for shares in plan.doubt:
+        model.adapter.tta_thresholds_ = thresholds_for(copies, shares)
+        cost, stopped = measured(model.adapt_images), stopped_shares(copies, TRANSFORMS, model.tta_thresholds)
+        row["cascade"].append({"stopped": stopped, "ms": cost, "ratio": cost / row["none_ms"]})
+    for key in ("full_set", "all_copies"):
+        row[f"ratio_{key}"] = row[f"{key}_ms"] / row["none_ms"]
     return row
+
+
+def thresholds_for(copies: Sequence[CopyResult], shares: Sequence[float]) -> tuple[float, ...]:
+    """Thresholds by which these shares of the samples are in doubt: after the image, after one transform."""
+    found, left = list[float](), np.ones(len(copies[0].result), dtype=bool)
+    for level, share in zip(levels(TRANSFORMS, shares), shares):
+        sure = np.where(left, level_average(copies, level).probabilities.max(1), np.inf)
+        found.append(float(np.sort(np.append(sure, np.inf))[round(share * len(left))]))
+        left &= sure < found[-1]
+    return tuple(found)

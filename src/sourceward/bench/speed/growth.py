@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sourceward._util.devices import peak_memory
 from sourceward.bench.speed.models import Bare, SpeedPlan, make_images, make_model
-from sourceward.bench.speed.timing import growth, timed
+from sourceward.bench.speed.timing import growth, peak_memory, timed
 from sourceward.estimator import EnergyAdapter
 
 SIZES = {"sources": 3, "classes": 7, "features": 64, "rows": 2000}
@@ -28,11 +27,11 @@ COPIES = {1: "", 2: "hflip", 3: "hflip+crop", 7: "hflip+crop+rotate"}
 
 
 def growth_by_size(device: torch.device, plan: SpeedPlan) -> list[dict[str, Any]]:
-    """Time `EnergyAdapter` along each axis, and `Model` by transforms. Peak memory is that of the process (of
-    the device on CUDA) so far: sizes grow, so that the last is that of the largest."""
+    """Time `EnergyAdapter` along each axis, and `Model` by transforms, with the memory that a call takes."""
     found = []
+    _costs(device, **SIZES)  # warms up
     for axis, values in AXES.items():
-        costs: dict[int, dict[str, float]] = {}
+        costs: dict[int, dict[str, Any]] = {}
         for value in values[: plan.growth]:
             costs[value] = _costs(device, **(SIZES | {axis: value}))
         exponents = {
@@ -43,18 +42,22 @@ def growth_by_size(device: torch.device, plan: SpeedPlan) -> list[dict[str, Any]
     return [*found, _by_copies(device, plan)]
 
 
-def _costs(device: torch.device, sources: int, classes: int, features: int, rows: int) -> dict[str, float]:
+def _costs(device: torch.device, sources: int, classes: int, features: int, rows: int) -> dict[str, Any]:
     random, rows = np.random.default_rng(0), max(rows, 2 * sources * classes)
     label, domain = np.arange(rows) % classes, np.arange(rows) // classes % sources
     X = random.standard_normal((rows, features), dtype=np.float32)
     X += random.normal(size=(classes, features)).astype(np.float32)[label]
     est = EnergyAdapter(num_steps=5, max_iter=ITERATIONS, device=device.type, verbose=False)
-    start = time.perf_counter()
-    est.fit(X, label, sample_domain=domain)
-    fitted = time.perf_counter()
-    est.predict(X)
-    seconds = {"fit_seconds": fitted - start, "predict_seconds": time.perf_counter() - fitted}
-    return {**seconds, "peak_memory_mb": round(peak_memory(device), 1)}
+    found: dict[str, Any] = {}
+    for name, call in (
+        ("fit", lambda: est.fit(X, label, sample_domain=domain)),
+        ("predict", lambda: est.predict(X)),
+    ):
+        start = time.perf_counter()
+        peak = peak_memory(call, device)
+        found[f"{name}_seconds"] = time.perf_counter() - start
+        found[f"{name}_mb"] = None if peak is None else round(peak, 1)
+    return found
 
 
 def _by_copies(device: torch.device, plan: SpeedPlan) -> dict[str, Any]:

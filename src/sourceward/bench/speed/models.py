@@ -39,8 +39,8 @@ class SpeedPlan:
     components: int | None = TrainSettings.components
     """Principal components of a backbone's features, as many as `fit` keeps."""
     default_backbones: tuple[str, ...] = ("resnet50",)
-    doubt: tuple[float, ...] = (0.1, 0.25, 0.5)
-    """Shares of samples that need copies, for the cost of the cascade."""
+    doubt: tuple[tuple[float, float], ...] = ((0.15, 0.08), (0.25, 0.15), (0.35, 0.2))
+    """Shares of samples that need copies, and that need all copies, for the cost of the cascade."""
     pictures: int = 256
     """JPEG files to predict."""
     growth: int = 9
@@ -56,7 +56,7 @@ class SpeedPlan:
     def quick(cls) -> "SpeedPlan":
         """Return a run of seconds that covers all code; its numbers mean nothing."""
         small = cls((1, 4), (32,), (1, 4), (1, 2), (1, 2), ("resnet18",), 32, 4, 3, 0.01, 1, 2, 5)
-        return replace(small, default_backbones=("resnet18",), doubt=(0.5,), pictures=6, growth=2)
+        return replace(small, default_backbones=("resnet18",), doubt=((0.5, 0.25),), pictures=6, growth=2)
 
 
 class Bare(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sourceward._util.graphs import replay
+from sourceward._util.threads import threads_for
 from sourceward.algorithm import adapt
 from sourceward.bench.speed.models import (
     BACKBONES,
@@ -174,7 +175,13 @@ def _chain_call(
 
     if feature.is_cuda:
         return lambda: replay(graphs, 0, chain, padded)
-    return lambda: chain(padded)
+
+    def with_threads() -> Any:
+        """With as many threads as a prediction uses."""
+        with threads_for(network.dim):
+            return chain(padded)
+
+    return with_threads
 
 
 def _naive_call(network: Network, feature: Tensor, steps: int) -> Callable[[], Any]:

@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,12 +59,32 @@ def growth(costs: Mapping[int, float]) -> dict[str, float]:
 
 
 def peak_memory(function: Callable[[], Any], device: torch.device) -> float | None:
-    """Return the MB (2^20 bytes) that a call allocates at most; None on a CPU."""
+    """Return the MB (2^20 bytes) that a call allocates at most, on a CPU those of the process; None where
+    the system does not tell."""
     if device.type != "cuda":
-        return None
+        return _peak_of_process(function)
     wait(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     function()
     wait(device)
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+def _peak_of_process(function: Callable[[], Any]) -> float | None:
+    """Linux: resident memory at its peak, above that before the call."""
+    own = Path("/proc/self")
+    try:
+        before = _status(own)["VmRSS"]
+        (own / "clear_refs").write_text("5")  # starts the peak anew
+    except (OSError, KeyError):
+        function()
+        return None
+    function()
+    return (_status(own)["VmHWM"] - before) / 2**10
+
+
+def _status(process: Path) -> dict[str, int]:
+    """Memory of a process in units of 1024 bytes, by the names that Linux gives it."""
+    lines = (line.split() for line in (process / "status").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if words[-1] == "kB"}

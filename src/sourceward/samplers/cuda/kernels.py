@@ -1,25 +1,22 @@
-"""The fused Langevin chain as three Triton kernels per step, for CUDA and features of any width.
+"""The fused Langevin chain by Triton kernels: `kernel_langevin`, for CUDA and features of any width.
 
-`_product` multiplies by Wx on the way down (gradient, clip, scale) and on the way up (what the step adds to
-a0); `_accept` computes the energy of the proposal, accepts or refuses it, and runs the accepted points'
-backward pass through the two upper layers for the next step. Products are float16 with float32 sums (weights
-and activations are small, so its eight times finer grid beats the range of bfloat16); the state stays
-float32. Captured in a CUDA graph (`_util.graphs`) the launches cost next to nothing.
-
-Narrow features use the faster kernels of `resident` where they fit. `samplers.chain` imports this module if
-Triton is installed, and checks its results once before use.
+Narrow features use one kernel for all steps (`resident`) where it fits, others the kernels of `wide` for each
+step. Products are float16 with float32 sums (weights and activations are small, so its eight times finer grid
+beats the range of bfloat16); the state stays float32. Captured in a CUDA graph (`_util.graphs`) the launches
+cost next to nothing. `samplers.chain` imports this module if Triton is installed, and checks its results once
+before use.
 """
 
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from sourceward.functional.chain import ChainWeights, HalfWeights, Workspace
 from sourceward.samplers.base import StepSettings
 from sourceward.samplers.chain import Normals
+from sourceward.samplers.cuda import wide
 from sourceward.samplers.cuda.kernel_noise import KeyedNormals, row_keys
 from sourceward.samplers.run import Chain, Record
 
@@ -28,110 +25,10 @@ __all__ = ["KeyedNormals", "fits", "kernel_langevin", "row_keys"]
 ROWS = 16
 """Rows of the smallest tile of a tensor core product."""
 
+COLUMNS = 64
+"""Columns of a block where no large matrix is read."""
+
 NOISE_ROWS = 2048
-
-
-@triton.jit
-def _product(  # type: ignore[no-untyped-def]
-    left, right, plus, out, rows, inner, cols, clip, scale,
-    CLIP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """out = scale * clip(left @ right), or plus + left @ right; one source along the last grid axis."""
-    source = tl.program_id(2)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
-    left += source * rows * inner
-    right += source * inner * cols
-    total = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, inner, BK):
-        k = start + tl.arange(0, BK)
-        a = tl.load(left + m[:, None] * inner + k[None, :], mask=k[None, :] < inner, other=0.0)
-        keep = (k[:, None] < inner) & (n[None, :] < cols)
-        b = tl.load(right + k[:, None] * cols + n[None, :], mask=keep, other=0.0)
-        total = tl.dot(a.to(b.dtype), b, total)
-    offset = source * rows * cols + m[:, None] * cols + n[None, :]
-    inside = (m[:, None] < rows) & (n[None, :] < cols)
-    if CLIP:
-        total = tl.minimum(tl.maximum(total, -clip), clip) * scale
-    else:
-        total += tl.load(plus + offset, mask=inside, other=0.0)
-    tl.store(out + offset, total, mask=inside)
-
-
-@triton.jit
-def _accept(  # type: ignore[no-untyped-def]
-    proposal, a_in, a_out, origin, back, lift, lift_stride, move, jitter, jitter_stride, x_in, x_out,
-    energy_in, energy_out, taken, narrow_up, narrow_down, narrow_bias, out, out_bias, rows, dim, hidden,
-    ALWAYS: tl.constexpr, NOISY: tl.constexpr, MORE: tl.constexpr, NARROW: tl.constexpr, BM: tl.constexpr,
-    BK: tl.constexpr,
-):  # fmt: skip
-    """Accept or refuse the proposals, then compute a0 and dE/da0 at the origin of the next step."""
-    source = tl.program_id(1)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    r = tl.arange(0, NARROW)
-    at = source * rows + m
-    up = narrow_up + source * hidden * NARROW
-    down = narrow_down + source * NARROW * hidden
-    bias = tl.load(narrow_bias + source * NARROW + r)
-    top = tl.load(out + source * NARROW + r)
-    top_bias = tl.load(out_bias + source)
-
-    a1 = tl.zeros((BM, NARROW), dtype=tl.float32)
-    for start in range(0, hidden, BK):
-        k = start + tl.arange(0, BK)
-        a0 = tl.load(proposal + at[:, None] * hidden + k[None, :], mask=k[None, :] < hidden, other=0.0)
-        w = tl.load(up + k[:, None] * NARROW + r[None, :], mask=k[:, None] < hidden, other=0.0)
-        a1 = tl.dot((a0 * tl.sigmoid(a0)).to(w.dtype), w, a1)
-    a1 += bias[None, :]
-    new = tl.sigmoid(tl.sum(a1 * tl.sigmoid(a1) * top[None, :], axis=1) + top_bias)
-    old = tl.load(energy_in + at)
-    accepted = (new - new) == 0.0 if ALWAYS else new <= old
-    tl.store(energy_out + at, tl.where(accepted, new, old))
-    tl.store(taken + at, tl.load(taken + at) + accepted.to(tl.int32))
-
-    for start in range(0, dim, BK):
-        k = start + tl.arange(0, BK)
-        offset = at[:, None] * dim + k[None, :]
-        inside = k[None, :] < dim
-        x = tl.load(x_in + offset, mask=inside, other=0.0)
-        y = x + tl.load(move + offset, mask=inside, other=0.0)
-        if NOISY:
-            near = jitter + source * jitter_stride + m[:, None] * dim + k[None, :]
-            y += tl.load(near, mask=inside, other=0.0)
-        tl.store(x_out + offset, tl.where(accepted[:, None], y, x), mask=inside)
-
-    if MORE:
-        a1 = tl.zeros((BM, NARROW), dtype=tl.float32)
-        for start in range(0, hidden, BK):
-            k = start + tl.arange(0, BK)
-            offset = at[:, None] * hidden + k[None, :]
-            inside = k[None, :] < hidden
-            fresh = tl.load(proposal + offset, mask=inside, other=0.0)
-            a0 = tl.where(accepted[:, None], fresh, tl.load(a_in + offset, mask=inside, other=0.0))
-            tl.store(a_out + offset, a0, mask=inside)
-            if NOISY:
-                above = lift + source * lift_stride + m[:, None] * hidden + k[None, :]
-                a0 += tl.load(above, mask=inside, other=0.0).to(tl.float32)
-            w = tl.load(up + k[:, None] * NARROW + r[None, :], mask=k[:, None] < hidden, other=0.0)
-            a1 = tl.dot((a0 * tl.sigmoid(a0)).to(w.dtype), w, a1)
-        a1 += bias[None, :]
-        s1 = tl.sigmoid(a1)
-        value = tl.sigmoid(tl.sum(a1 * s1 * top[None, :], axis=1) + top_bias)
-        slope = (value * (1 - value))[:, None] * top[None, :] * (s1 * (1 + a1 * (1 - s1)))
-        for start in range(0, hidden, BK):
-            k = start + tl.arange(0, BK)
-            offset = at[:, None] * hidden + k[None, :]
-            inside = k[None, :] < hidden
-            fresh = tl.load(proposal + offset, mask=inside, other=0.0)
-            a0 = tl.where(accepted[:, None], fresh, tl.load(a_in + offset, mask=inside, other=0.0))
-            if NOISY:
-                above = lift + source * lift_stride + m[:, None] * hidden + k[None, :]
-                a0 += tl.load(above, mask=inside, other=0.0).to(tl.float32)
-            tl.store(origin + offset, a0, mask=inside)
-            w = tl.load(down + r[:, None] * hidden + k[None, :], mask=k[None, :] < hidden, other=0.0)
-            s0 = tl.sigmoid(a0)
-            b = tl.dot(slope.to(w.dtype), w) * (s0 * (1 + a0 * (1 - s0)))
-            tl.store(back + offset, b.to(back.dtype.element_ty), mask=inside)
 
 
 def fits(weights: ChainWeights, feature: Tensor) -> bool:
@@ -174,50 +71,111 @@ def kernel_langevin(
         points, values = (feature[None], energy[None]) if record is True else (None, None)
         return Chain(feature, energy, energy, steps, points, values)
     sources, rows, dim = feature.shape
-    hidden, narrow = a.shape[-1], weights.out.shape[-1]
     taken = torch.zeros_like(energy, dtype=torch.int32)
     # Two buffers, one to read and one to write; one for each step if all are recorded.
     count = num_steps + 1 if record else 2
     xs, energies = feature.new_empty(count, sources, rows, dim), energy.new_empty(count, sources, rows)
     xs[0], energies[0] = feature, energy
-    a_pair = [a, torch.empty_like(a)]
-    proposal, move = torch.empty_like(a), feature.new_empty(sources, rows, dim)
-    tiles = _tiles(rows, max(dim, hidden))
+    a_in, a_out = a, torch.empty_like(a)
     together = max(1, NOISE_ROWS // rows)
     noise = _noise(half, feature, settings, normals, 0, min(together, num_steps))
     origin = a if noise is None else a + noise.lift(0)
-    back = Workspace(weights, origin).backward_to_first(origin)[1].to(half.up.dtype)
+    step = _Step(weights, half, settings, origin, checked)
     jitters = [] if noise is None else [noise.jitter]
     for k in range(num_steps):
         here, there = (k, k + 1) if record else (k % 2, (k + 1) % 2)
-        following, step = noise, k % together
+        following = noise
         if noise is not None and (k + 1) % together == 0 and k + 1 < num_steps:
             ahead = min(together, num_steps - k - 1)
             following = _noise(half, feature, settings, normals, k + 1, ahead)
             assert following is not None
             jitters.append(following.jitter)
-        _multiply(back, half.down, None, move, tiles, settings)
-        _multiply(move, half.up, origin, proposal, tiles, settings)
         above = None if following is None else following.lift((k + 1) % together % len(following.jitter))
-        beside = None if noise is None else noise.jitter[step]
-        _accept[(rows // ROWS, sources)](
-            proposal, a_pair[k % 2], a_pair[(k + 1) % 2], origin, back,
-            proposal if above is None else above, 0 if above is None else above.stride(0), move,
-            move if beside is None else beside,
-            0 if beside is None or len(beside) == 1 else beside.stride(0), xs[here], xs[there],
-            energies[here], energies[there], taken,
-            half.narrow_up, half.narrow_down, weights.narrow_bias, weights.out, weights.out_bias,
-            rows, dim, hidden,
-            ALWAYS=not checked, NOISY=noise is not None,
-            MORE=k + 1 < num_steps, NARROW=narrow, BM=ROWS, BK=64, num_warps=4, num_stages=3,
-        )  # fmt: skip
-        noise = following
+        beside = None if noise is None else noise.jitter[k % together]
+        step.propose()
+        step.decide(energies[here], energies[there], taken)
+        step.go_on(xs[here], xs[there], a_in, a_out, beside, above, more=k + 1 < num_steps)
+        noise, a_in, a_out = following, a_out, a_in
     last = num_steps if record else num_steps % 2
     origins = None
     if record:
         origins = xs[:-1] if not jitters else xs[:-1] + torch.cat(jitters)
     points, values = (xs, energies) if record is True else (None, None)
     return Chain(xs[last], energy, energies[last], taken.long(), points, values, origins)
+
+
+class _Step:
+    """The kernels of one step, and the memory between them.
+
+    Args:
+        weights, half: of all sources.
+        settings: of the step.
+        origin: a0 where the first step starts, noise included: (sources, rows, hidden).
+        checked: refuse steps that raise the energy.
+    """
+
+    def __init__(
+        self, weights: ChainWeights, half: HalfWeights, settings: StepSettings, origin: Tensor, checked: bool
+    ) -> None:
+        self.weights, self.half, self.settings, self.checked = weights, half, settings, checked
+        sources, rows, hidden = origin.shape
+        self.dim, self.hidden, self.narrow = weights.up.shape[1], hidden, weights.out.shape[-1]
+        self.blocks = triton.cdiv(max(self.dim, hidden), COLUMNS)
+        self.tiles = _tiles(rows, max(self.dim, hidden))
+        self.up_blocks = triton.cdiv(hidden, self.tiles[1])
+        dtype = half.up.dtype
+        self.origin, self.proposal = origin, torch.empty_like(origin)
+        self.move = origin.new_empty(sources, rows, self.dim, dtype=dtype)
+        self.back = Workspace(weights, origin).backward_to_first(origin)[1].to(dtype)
+        self.sums = origin.new_empty(sources, max(self.blocks, self.up_blocks), rows, self.narrow)
+        self.slope = origin.new_empty(sources, rows, self.narrow, dtype=dtype)
+        self.accepted = torch.empty(sources, rows, dtype=torch.int32, device=origin.device)
+        self.rows, self.sources = rows, sources
+        self.top = weights.narrow_bias, weights.out, weights.out_bias
+
+    def propose(self) -> None:
+        """The gradient step, and a0 at its end."""
+        self._multiply(self.back, self.half.down, self.move, down=True)
+        self._multiply(self.move, self.half.up, self.proposal, down=False)
+
+    def decide(self, energy_in: Tensor, energy_out: Tensor, taken: Tensor) -> None:
+        wide.decide[(self.rows, self.sources)](
+            self.sums, self.up_blocks, energy_in, energy_out, taken, self.accepted, *self.top, self.rows,
+            ALWAYS=not self.checked, NARROW=self.narrow, TILES=32,
+        )  # fmt: skip
+
+    def go_on(
+        self, x_in: Tensor, x_out: Tensor, a_in: Tensor, a_out: Tensor, jitter: Tensor | None,
+        lift: Tensor | None, more: bool,
+    ) -> None:  # fmt: skip
+        """Take what was accepted; then dE/da0 at the origin of the next step, if there is one."""
+        noisy = jitter is not None and lift is not None
+        near, above = (jitter, lift) if jitter is not None and lift is not None else (x_in, a_in)
+        stride = near.stride(0) if noisy and len(near) > 1 else 0
+        grid = (self.rows // ROWS, self.blocks, self.sources)
+        wide.go_on[grid](
+            self.accepted, self.proposal, a_in, a_out, self.origin, above, above.stride(0), self.move, near,
+            stride, x_in, x_out, self.half.narrow_up, self.sums, self.rows, self.dim, self.hidden,
+            NOISY=noisy, MORE=more, NARROW=self.narrow, BM=ROWS, BK=COLUMNS,
+        )  # fmt: skip
+        if not more:
+            return
+        wide.slope[(self.rows, self.sources)](
+            self.sums, self.blocks, self.slope, *self.top, self.rows, NARROW=self.narrow, TILES=32
+        )
+        wide.backward[(self.rows // ROWS, triton.cdiv(self.hidden, COLUMNS), self.sources)](
+            self.slope, self.half.narrow_down, self.origin, self.back, self.rows, self.hidden,
+            NARROW=self.narrow, BM=ROWS, BK=COLUMNS,
+        )  # fmt: skip
+
+    def _multiply(self, left: Tensor, right: Tensor, out: Tensor, down: bool) -> None:
+        inner, cols, (bm, bn, bk) = left.shape[-1], right.shape[-1], self.tiles
+        grid = (triton.cdiv(self.rows, bm), triton.cdiv(cols, bn), self.sources)
+        wide.product[grid](
+            left, right, self.origin, out, self.half.narrow_up, self.sums, self.rows, inner, cols,
+            self.settings.clip, -self.settings.step_size, DOWN=down, NARROW=self.narrow,
+            BM=bm, BN=bn, BK=bk, num_warps=4, num_stages=4,
+        )  # fmt: skip
 
 
 class _Noise:
@@ -245,19 +203,6 @@ def _rounded_energy(weights: ChainWeights, half: HalfWeights, a0: Tensor) -> Ten
     rounded = torch.nn.functional.silu(a0).to(half.up.dtype)
     a1 = rounded.float() @ half.narrow_up.float() + weights.narrow_bias
     return torch.sigmoid((torch.nn.functional.silu(a1) * weights.out).sum(-1) + weights.out_bias)
-
-
-def _multiply(
-    left: Tensor, right: Tensor, plus: Tensor | None, out: Tensor, tiles: tuple[int, int, int], settings: Any
-) -> None:
-    (sources, rows, inner), cols = left.shape, right.shape[-1]
-    bm, bn, bk = tiles
-    grid = (triton.cdiv(rows, bm), triton.cdiv(cols, bn), sources)
-    _product[grid](
-        left, right, out if plus is None else plus, out, rows, inner, cols,
-        settings.clip, -settings.step_size,
-        CLIP=plus is None, BM=bm, BN=bn, BK=bk, num_warps=4, num_stages=4,
-    )  # fmt: skip
 
 
 def _tiles(rows: int, width: int) -> tuple[int, int, int]:
