@@ -91,7 +91,7 @@ def headline(results: dict[str, Any]) -> str:
         (row["mean"], own["name"], row["label"])
         for own in results["methods"]
         for row in own["table"]
-        if not row["oracle"]
+        if not row["oracle"] and "rows=" not in row["method"]  # of other samples
     ]
     if not cells:
         return "No run finished."

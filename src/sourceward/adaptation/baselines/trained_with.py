@@ -17,6 +17,7 @@ from sourceward.adaptation.baselines.base import Baseline, BatchPrediction
 from sourceward.adaptation.images import inner_backbone
 from sourceward.nn import Network, Projected
 from sourceward.nn.auxiliary import DOMAIN_EMBEDDING, SINGLE_SAMPLE
+from sourceward.nn.backbones import Backbone
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class TrainedWith(Baseline):
                 f"Fit it with --set finetune.method={self.auxiliary}."
             )
 
-    def logits(self, network: Any, inputs: Any, feature: Tensor) -> Tensor:
-        """Return logits (batch, classes) by the auxiliary network, from inputs and raw features."""
+    def classify(self, network: Any, backbone: Backbone, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Return the backbone's features (batch, dim), and logits (batch, classes) by its own network."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -47,8 +48,8 @@ class TrainedWith(Baseline):
         assert backbone is not None
         for inputs in batches:
             with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
-                raw = backbone(inputs).float()
-                logits = self.logits(backbone.auxiliary[self.auxiliary], inputs, raw).float()
+                raw, logits = self.classify(backbone.auxiliary[self.auxiliary], backbone, inputs)
+            raw, logits = raw.float(), logits.float()
             if logits.shape[1] != network.classes:
                 raise Unsuitable(
                     f"The network trained with the backbone knows {logits.shape[1]} classes, the model "
@@ -70,8 +71,9 @@ class GeneratedClassifier(TrainedWith):
     needs_batch: ClassVar[bool] = False
     auxiliary: ClassVar[str] = SINGLE_SAMPLE
 
-    def logits(self, network: Any, inputs: Any, feature: Tensor) -> Tensor:
-        return network(feature)
+    def classify(self, network: Any, backbone: Backbone, inputs: Any) -> tuple[Tensor, Tensor]:
+        feature, domain = network.describe(backbone, inputs)
+        return feature, network(feature, domain)
 
 
 @ADAPTERS.register("domain_adaptive")
@@ -84,5 +86,6 @@ class DomainAdaptive(TrainedWith):
 
     auxiliary: ClassVar[str] = DOMAIN_EMBEDDING
 
-    def logits(self, network: Any, inputs: Any, feature: Tensor) -> Tensor:
-        return network(feature, network.embed(inputs).mean(0, keepdim=True))
+    def classify(self, network: Any, backbone: Backbone, inputs: Any) -> tuple[Tensor, Tensor]:
+        feature = backbone(inputs)
+        return feature, network(feature, network.embed(inputs).mean(0, keepdim=True))
