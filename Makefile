@@ -10,7 +10,7 @@ demo: $(DEMO_READY)  ## Train, adapt, print the table, write demo/report.html
 	$(BIN)/sourceward demo --out demo
 
 test: $(READY)  ## The whole test suite, doctests included
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(READY)  ## Style, types, and the direction of imports
 	$(BIN)/ruff check .

@@ -1,5 +1,8 @@
 """One thread, modest property tests, and the real data where it lies beside the checkout."""
 
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,3 +50,37 @@ def joint_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "joint"
     fit_tiny(tiny_images(), out, settings={"recipe": "joint"})
     return out
+
+
+RAY_LIMITS = {
+    "RAY_gcs_server_port_wait_time_s": "300",
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_health_check_timeout_ms": "60000",
+}
+"""Time for Ray to start: its own limits are 10 to 60 seconds, which processes that only import Ray exceed
+when other tests hold the cores; Ray then ends the node."""
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A Ray cluster of two nodes with a core each, for all tests of a session."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed (pip install sourceward[ray])")
+    from ray.cluster_utils import Cluster
+
+    same = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    with pytest.MonkeyPatch.context() as patch:
+        cache = str(tmp_path_factory.mktemp("ray-cache"))
+        for name, value in {**RAY_LIMITS, **same, "SOURCEWARD_CACHE": cache}.items():
+            patch.setenv(name, value)  # the nodes inherit it, and their workers from them
+        cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        try:
+            cluster.add_node(**node)
+            ray.init(cluster.address, log_to_driver=False)
+            assert sum(node["Alive"] for node in ray.nodes()) == 2
+            yield
+        finally:
+            ray.shutdown()
+            cluster.shutdown()

@@ -5,7 +5,7 @@ import torch
 
 from sourceward._util.errors import InputError
 from sourceward.fitting import fit
-from tests.tiny_runs import fit_tiny, image_folder, tiny_images
+from tests.tiny_runs import fit_tiny, image_folder, tiny_features, tiny_images
 
 JOINT = {"recipe": "joint"}
 
@@ -74,3 +74,9 @@ def test_a_domain_with_one_class_and_a_broken_image(tmp_path):
             file.unlink()
     with pytest.raises(InputError, match="Domain 'a' has no images of class 'y'"):
         fit_tiny(root, tmp_path / "run")
+
+
+def test_fewer_than_three_sources_are_warned_about(tmp_path):
+    said = "needs 3 source domains, but there are 2: .*expected accuracy on an unseen domain.* Leave fewer"
+    with pytest.warns(UserWarning, match=said):
+        fit_tiny(tiny_features(), tmp_path / "run", settings={"num_steps": "auto"})

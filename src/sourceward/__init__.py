@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sourceward.fitting import fit
     from sourceward.model import Model, evaluate, load
     from sourceward.nn.backbones import create_backbone, list_backbones
+    from sourceward.training.methods import list_methods
     from sourceward.training.presets import list_presets
     from sourceward.validation.expected_gain import ExpectedGain
 
@@ -38,6 +39,7 @@ __all__ = [
     "list_adapters",
     "list_backbones",
     "list_datasets",
+    "list_methods",
     "list_presets",
     "list_transforms",
     "load",
@@ -60,6 +62,7 @@ _HOME = {
     "list_adapters": "adaptation",
     "list_backbones": "nn.backbones",
     "list_datasets": "data",
+    "list_methods": "training.methods",
     "list_presets": "training.presets",
     "list_transforms": "data.transforms",
     "load": "model",

@@ -14,3 +14,11 @@ def test_lines_with_times(seconds: float, lines: int, monkeypatch, capsys):
     printed = capsys.readouterr().err.splitlines()
     assert len(printed) == lines
     assert all(line.startswith("reading: ") and "s left loss 0.5" in line for line in printed)
+
+
+def test_the_end_of_work_that_took_a_while_is_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SHORT_SECONDS", 0.0)
+    with progress.progress_bar(2, "reading") as advance:
+        advance(1)
+        advance(2)
+    assert capsys.readouterr().err == "reading: 2 of 2, 0 s\n"

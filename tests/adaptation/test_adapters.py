@@ -16,8 +16,8 @@ from sourceward.adaptation import (
 )
 from sourceward.adaptation.baselines.base import Baseline
 from sourceward.nn import HEADS, Network
+from sourceward.nn.auxiliary import DOMAIN_EMBEDDING, ROTATION, SINGLE_SAMPLE
 from sourceward.nn.backbones import create_backbone
-from sourceward.nn.backbones.backbone import ROTATION
 from tests.helpers import make_generator
 
 SOURCES, CLASSES, DIM = 3, 4, 6
@@ -44,6 +44,9 @@ def make_image_network(head: str = "prototype") -> Network:
         backbone = create_backbone("tiny:conv", image_size=16)
         backbone.add_auxiliary(ROTATION, 4)
         torch.nn.init.normal_(backbone.auxiliary[ROTATION].weight, std=0.1)
+        backbone.add_auxiliary(SINGLE_SAMPLE, SOURCES, CLASSES)
+        backbone.auxiliary[SINGLE_SAMPLE].centers.normal_(generator=make_generator(4))
+        backbone.add_auxiliary(DOMAIN_EMBEDDING, CLASSES)
     network = Network(SOURCES, CLASSES, backbone.dim, head, backbone)
     network.reset_parameters(make_generator())
     network.eval()

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from sourceward.cli.doctor import doctor, render
 from sourceward.data import doctor as diagnose
+from tests.tiny_runs import image_folder
 
 
 @pytest.fixture
@@ -70,3 +71,21 @@ def test_many_classes_and_domains_are_cut_short(bank):
     console = Console(width=120, record=True, file=io.StringIO())
     render(diagnose(bank(num_classes=30, num_domains=12)), console)
     assert "and 10 more classes and 4 more domains" in console.export_text()
+
+
+def test_time_and_disk_are_estimated(run, tmp_path):
+    root = image_folder(tmp_path / "images")
+    found = json.loads(run(root, "--backbone", "tiny:conv", "--json").stdout)["estimate"]
+    assert found["passes"] == 54 + 45 + 2 * 45, "all, a copy of those to train on, two for validation"
+    assert found["seconds"] > 0
+    assert found["cache_bytes"] > 54 * 3
+    shown = run(root, "--backbone", "tiny:conv").stdout
+    assert "With --freeze: 189 passes of tiny:conv" in shown
+    assert "Without --freeze: roughly" in shown
+    assert "passes" not in run(root, "--quick").stdout
+    assert "An unknown time: timm:none cannot be loaded here" in run(root, "--backbone", "timm:none").stdout
+
+
+def test_fewer_than_three_sources_are_pointed_out(run, bank):
+    shown = run(bank(num_domains=2)).stdout
+    assert "Estimate nothing and leave adaptation off: validation needs three sources." in shown

@@ -1,14 +1,17 @@
 import io
 import json
+import shutil
 
 import pytest
 import typer
 from rich.console import Console
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score
 from typer.testing import CliRunner
 
 import sourceward as sw
 from sourceward._util.errors import InputError
-from sourceward.cli.evaluate import evaluate, render, verdict
+from sourceward.cli.evaluate import compared, evaluate, render, verdict
+from sourceward.validation.expected_gain import ExpectedGain
 from tests.tiny_runs import NAMED, image_folder, text_table
 
 
@@ -31,6 +34,62 @@ def test_both_ways_each_source_and_an_interval(run, tiny_run, tmp_path):
     assert "gain (95 % interval)" in console.export_text()
     unadapted = json.loads(run(tiny_run, root, "--num-steps", "0", "--json").stdout)
     assert unadapted["mean"]["gain"] == 0
+
+
+def test_scores_of_classes_are_those_of_scikit_learn(run, tiny_run, tmp_path):
+    root = image_folder(tmp_path / "images")
+    found = json.loads(run(tiny_run, root, "--target", "a", "--json").stdout)
+    scores, data = found["domains"]["a"], sw.open_dataset(root).of_domains("a")
+    predicted = sw.load(tiny_run, "cpu").predict_proba([item.path for item in data.items]).argmax(1)
+    for name, measure in (("balanced_accuracy", balanced_accuracy_score), ("macro_f1", macro)):
+        assert scores[name]["adapted"] == pytest.approx(measure(data.labels, predicted))
+    assert scores["confusion"]["adapted"] == confusion_matrix(data.labels, predicted).tolist()
+    assert scores["majority"] == pytest.approx(1 / 3)
+    assert found["classes"] == ["x", "y", "z"]
+    shown = run(tiny_run, root, "--target", "a").stdout
+    assert "largest class" in shown
+    assert "rows: true class" in shown
+
+
+def macro(label, predicted):
+    return f1_score(label, predicted, average="macro")
+
+
+def test_an_evaluation_is_kept_in_the_run_and_is_no_part_of_the_model(run, tiny_run, tmp_path):
+    root, own = image_folder(tmp_path / "images"), tmp_path / "run"
+    shutil.copytree(tiny_run, own, ignore=shutil.ignore_patterns("evaluations"))
+    assert not run(own, root, "--no-save").exception
+    assert not (own / "evaluations").exists()
+    printed = run(own, root, "--json").stdout
+    run(own, root)
+    (file,) = (own / "evaluations").iterdir()
+    kept = json.loads(file.read_text())
+    assert kept["data"] == "images", "a name, not a path of this machine"
+    assert kept["domains"]["c"]["adapted"] == json.loads(printed)["domains"]["c"]["adapted"]
+    assert all(e["image"].startswith("data:image/") for e in kept["domains"]["c"]["examples"])
+    assert "data:image" not in printed
+    run(own, root, "--num-steps", "0")
+    assert len(list((own / "evaluations").iterdir())) == 2
+    sw.load(own, "cpu").save(tmp_path / "copy")
+    assert not (tmp_path / "copy" / "evaluations").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_evaluated_all_the_same(run, tiny_run, tmp_path):
+    root, own = image_folder(tmp_path / "images"), tmp_path / "run"
+    shutil.copytree(tiny_run, own, ignore=shutil.ignore_patterns("evaluations"))
+    (own / "evaluations").write_text("a file")
+    result = run(own, root)
+    assert result.exit_code == 0
+    assert "The evaluation was not kept" in result.output
+
+
+def test_expected_and_measured_stand_side_by_side():
+    gain = ExpectedGain(
+        0.02, 0.0, 0.04, {"a": 0.02}, 0.7, 5, True, accuracy=0.72, accuracy_low=0.6, accuracy_high=0.84
+    )
+    text = compared(gain, {"adapted": 0.65, "gain": 0.01})
+    assert "Expected: accuracy 72.0 % (90 % interval for a new domain: 60 to 84 %" in text
+    assert "Measured: accuracy 65.0 %, gain +1.0." in text
 
 
 def test_named_transforms_are_used_without_a_step_and_the_models_own_are_not(

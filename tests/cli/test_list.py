@@ -13,11 +13,13 @@ from sourceward.cli.list import LISTS
 from sourceward.cli.list import list as command
 from sourceward.data import list_datasets
 from sourceward.data.transforms import list_transforms
+from sourceward.training.methods import list_methods
 from sourceward.training.presets import list_presets
 
 EXPECTED = {
     "datasets": lambda: [entry.name for entry in list_datasets()],
     "adapters": lambda: [*list_adapters(), *CONTROLS],
+    "methods": lambda: [*list_methods(), "swad"],
     "presets": list_presets,
     "backbones": lambda: ["tiny:conv", "tiny:text"],
     "transforms": list_transforms,

@@ -46,6 +46,23 @@ def test_folders_globs_and_files_give_a_row_each(run, tiny_run, images, tmp_path
     assert set(found[0]) >= {"probability", "status", "label_a", "energy_before_a", "energy_after_b"}
 
 
+def test_all_probabilities_on_request(run, tiny_run, images, tmp_path):
+    model, paths = load(tiny_run, "cpu"), [images / "c/x/0.png", images / "c/y/1.png"]
+    expected = model.predict_proba([str(path) for path in paths])
+    (images / "c/z/0.png").write_bytes(b"")
+    inputs = [*paths, images / "c/z/0.png"]
+    assert not run(tiny_run, *inputs, "--out", tmp_path / "p.csv", "--probabilities").exception
+    *found, broken = rows(tmp_path / "p.csv")
+    names = [f"probability_{name}" for name in model.classes]
+    np.testing.assert_allclose([[float(row[n]) for n in names] for row in found], expected, rtol=1e-4)
+    assert (broken["status"], broken[names[0]]) == (UNREADABLE, "")
+    run(tiny_run, *inputs, "--out", tmp_path / "p.jsonl", "--probabilities")
+    first = json.loads((tmp_path / "p.jsonl").read_text().splitlines()[0])
+    assert list(first["probabilities"]) == list(model.classes)
+    run(tiny_run, *inputs, "--out", tmp_path / "plain.jsonl")
+    assert '"probabilities"' not in (tmp_path / "plain.jsonl").read_text()
+
+
 def test_it_goes_on_past_what_cannot_be_read(run, tiny_run, images, tmp_path):
     (images / "c/x/0.png").write_bytes(b"")
     (images / "c/x/1.png").write_bytes((images / "c/x/2.png").read_bytes()[:80])

@@ -84,6 +84,20 @@ def test_the_cache_of_a_dataset_serves_its_subsets(folder, own_cache):
     assert len(list(own_cache.rglob("*.images.npy"))) == 2
 
 
+def test_every_image_is_cached_once(folder, own_cache):
+    """Subsets that overlap, the smaller first: an image is found wherever it was cached."""
+    data = open_dataset(folder)
+    seen = []
+    for rows in ([3, 1], range(10), range(24)):
+        part = data.select(list(rows))
+        images = decode_images(part, 8, progress=lambda done, total: seen.append(total))
+        for row, image in zip(rows, images):
+            assert np.array_equal(image.numpy(), decode_image(data.items[row].read(), Geometry(8, 8)))
+    assert sorted(set(seen)) == [2, 8, 14]
+    stored = [len(np.load(path)) for path in own_cache.rglob("*.keys.npy")]
+    assert sum(stored) == len(data)
+
+
 def test_cache_keys_do_not_depend_on_labels(folder):
     data = open_dataset(folder)
     relabelled = type(data)(**{**data.__dict__, "labels": data.labels[::-1].copy()})

@@ -78,3 +78,35 @@ def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(tmp_path, mo
     for _ in range(2):
         assert extract_features(data, backbone, CPU, False).items.shape == (18, 128)
     assert len(encoded) == 2
+
+
+def test_a_domain_goes_on_after_a_kill(monkeypatch, backbone):
+    monkeypatch.setattr(features, "CHUNK", 8)
+    data, encode, calls = tiny_images().of_domains("a"), features.encode, []
+
+    def killed(*rest):
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(rest)
+        return encode(*rest)
+
+    monkeypatch.setattr(features, "encode", killed)
+    with pytest.raises(KeyboardInterrupt):
+        extract_features(data, backbone, CPU, False)
+    resumed = []
+    monkeypatch.setattr(features, "encode", lambda *rest: resumed.append(rest) or encode(*rest))
+    found = extract_features(data, backbone, CPU, False).items
+    assert (len(calls), len(resumed)) == (2, 1), "18 images are chunks of 8, 8 and 2"
+    monkeypatch.setattr(features, "CHUNK", 2048)
+    np.testing.assert_array_equal(extract_features(data, backbone, CPU, False).items, found)
+
+
+def test_copies_of_chunks_are_those_of_the_whole(monkeypatch, backbone):
+    data = tiny_images().of_domains("a")
+    amplitudes = torch.rand(2, 3, 32, 17, generator=torch.Generator().manual_seed(0))
+    toward = np.arange(len(data)) % 2
+    whole = extract_amplitude_mixed(data, backbone, amplitudes, toward, CPU, False)
+    monkeypatch.setattr(features, "CHUNK", 5)
+    np.testing.assert_array_equal(
+        extract_amplitude_mixed(data, backbone, amplitudes, toward, CPU, False), whole
+    )

@@ -51,6 +51,17 @@ def command(*arguments):
     return CliRunner().invoke(build_app(), ["predict", *map(str, arguments)])
 
 
+def test_all_probabilities_on_request(feature_run, tmp_path):
+    data, out = feature_files(tmp_path / "in", files=1), tmp_path / "out"
+    result = command(feature_run, data, "--out", out, "--probabilities", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    (table,) = contents(out).values()
+    found = np.column_stack([table[f"probability_{name}"] for name in sw.load(feature_run).classes])
+    finite = np.isfinite(found).all(1)
+    assert list(np.flatnonzero(~finite)) == [3, 5]
+    np.testing.assert_allclose(found[finite].max(1), np.array(table["probability"])[finite], rtol=1e-6)
+
+
 def test_parquet_to_parquet_keeps_columns_and_says_what_the_model_says(feature_run, tmp_path):
     data, out = feature_files(tmp_path / "in"), tmp_path / "out"
     result = command(feature_run, data, "--out", out, "--keep", "id,label=truth", "--device", "cpu")

@@ -11,13 +11,14 @@ import torch
 import sourceward as sw
 from sourceward._util.errors import InputError
 from sourceward.deploy import export as exporting
-from sourceward.deploy.export import export
+from sourceward.deploy.export import ExportedFile, export
 from sourceward.deploy.export_graph import OUTPUTS, ExportGraph, noise_off
 from sourceward.deploy.export_samples import graph_inputs, stored_samples
 from sourceward.estimator import EnergyAdapter
 from sourceward.functional import AGGREGATIONS
 from sourceward.model import Model
 from sourceward.nn.heads import HEADS
+from tests.nn.backbones.tiny import hf_folder
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_texts
 
 
@@ -72,14 +73,14 @@ def test_exporting_leaves_the_model_as_it_is(exported, features):
 
 
 @pytest.mark.parametrize("cascade", [False, True], ids=["all copies", "cascade"])
-def test_images_with_test_time_augmentation(cascade: bool, tiny_run: Path, tmp_path: Path):
-    names = "hflip+adain_mean+crop" if cascade else "hflip+crop+fourier+adain"
-    model = sw.load(tiny_run, "cpu").with_tta(names)
+@pytest.mark.parametrize("tta", ["hflip+adain_mean+crop+fourier+adain", "grayscale+rotate+sketch"])
+def test_images_with_test_time_augmentation(tiny_run: Path, tmp_path: Path, tta: str, cascade: bool):
+    model = sw.load(tiny_run, "cpu").with_tta(tta)
     images = np.random.default_rng(0).integers(0, 256, (5, 3, 16, 16), dtype=np.uint8)
     if cascade:
         sure = noise_off(model.with_tta("")).predict_proba(images).max(1)
-        model.adapter.tta_, model.adapter.tta_thresholds_ = names, (float(np.quantile(sure, 0.7)), 0.0)
-    info = sw.export(model, tmp_path / "images.onnx")
+        model.adapter.tta_, model.adapter.tta_thresholds_ = tta, (float(np.quantile(sure, 0.7)), 0.0)
+    info = model.export(tmp_path / "images.onnx")
     assert max(info["check"]["largest_difference"].values()) < 1e-4
     found = onnxruntime.InferenceSession(tmp_path / "images.onnx").run(None, {"images": images})
     expected = noise_off(model).adapt(images)
@@ -95,6 +96,20 @@ def test_texts_of_any_length_as_pt2(tmp_path: Path):
     tokens = model.backbone.prepare(texts)
     found = program(tokens["input_ids"], tokens["attention_mask"])[0]
     np.testing.assert_allclose(found, noise_off(model).predict_proba(texts), atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_texts_of_a_transformer(tmp_path: Path, suffix: str):
+    """Token ids in; texts that are longer and shorter than those of the check."""
+    body, path = hf_folder(tmp_path / "body", "bert"), tmp_path / f"texts{suffix}"
+    model = fit_tiny(tiny_texts(), tmp_path / "run", freeze=True, backbone=str(body), weights="default")
+    info = model.export(path)
+    assert list(info["inputs"]) == ["input_ids", "attention_mask"]
+    assert (tmp_path / "tokenizer" / "tokenizer.json").exists()
+    texts = ["a", "the rumour was false . " * 9, "police"]
+    tokens = model.backbone.prepare(texts)
+    found = ExportedFile(path)((tokens["input_ids"], tokens["attention_mask"]))[0]
+    np.testing.assert_allclose(found, noise_off(model).predict_proba(texts), atol=1e-4)
 
 
 SETTINGS = [

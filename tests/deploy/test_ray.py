@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +12,7 @@ from sourceward.deploy import batch
 from tests.deploy.test_batch import feature_files, same_files
 from tests.tiny_runs import tiny_features
 
-if not os.environ.get("SOURCEWARD_TEST_RAY"):
-    pytest.skip("a local Ray cluster takes minutes: set SOURCEWARD_TEST_RAY=1", allow_module_level=True)
-ray = pytest.importorskip("ray", reason="Ray is not installed (pip install sourceward[ray])")
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    same = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": same},
-        object_store_memory=80 * 2**20,
-    )
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.xdist_group("ray")
 
 
 def die_once(mark: Path) -> None:
@@ -51,7 +34,9 @@ class Mortal(sw.Predictor):
         return super().__call__(columns)
 
 
-def test_ray_data_with_a_worker_killed_in_the_middle(cluster, feature_run, tmp_path):
+def test_ray_data_with_a_worker_killed_in_the_middle(ray_cluster, feature_run, tmp_path):
+    import ray
+
     X = tiny_features().items
     rows = ray.data.from_items([{"features": row, "id": i} for i, row in enumerate(X)], override_num_blocks=6)
     mark = tmp_path / "killed"
@@ -72,7 +57,7 @@ def predict_or_die(job):
 batch_predict_shard = batch.predict_shard
 
 
-def test_shards_on_a_cluster_with_a_worker_killed(cluster, feature_run, tmp_path, monkeypatch):
+def test_shards_on_a_cluster_with_a_worker_killed(ray_cluster, feature_run, tmp_path, monkeypatch):
     data = feature_files(tmp_path / "in", 5)
     here = batch.predict_shards(feature_run, [data], tmp_path / "here", device="cpu")
     monkeypatch.setattr(batch, "predict_shard", predict_or_die)

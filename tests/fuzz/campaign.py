@@ -28,13 +28,14 @@ from pathlib import Path
 from typing import Any
 
 SHARES = {
-    "images": 40,
+    "images": 34,
     "tables": 18,
     "features": 14,
     "archives": 14,
     "model_folders": 6,
     "estimators": 4,
     "arguments": 4,
+    "requests": 6,
 }
 """Cases of each kind, in per cent."""
 SECONDS, GIGABYTES, ADDRESSES = 60, 4, 16
@@ -57,10 +58,12 @@ def run_case(world: Any, kind: str, number: int, seed: int) -> str:
     from sourceward._util.errors import InputError, TrainingError
     from tests.fuzz import kinds
     from tests.fuzz.arguments import arguments
+    from tests.fuzz.http import requests
 
     shutil.rmtree(world.work, ignore_errors=True)
     world.work.mkdir()
-    function = arguments if kind == "arguments" else getattr(kinds, kind)
+    others = {"arguments": arguments, "requests": requests}
+    function = others.get(kind) or getattr(kinds, kind)
     try:
         return function(world, np.random.default_rng((seed, number)))
     except (InputError, TrainingError):

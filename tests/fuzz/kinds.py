@@ -8,7 +8,7 @@ import json
 import shutil
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class World:
     estimator: tuple[bytes, np.ndarray, np.ndarray]
     loaded: Any = None
     """The model of features."""
+    servers: dict[str, Any] = field(default_factory=dict)
+    """See `http.served`."""
 
     @classmethod
     def create(cls, folder: Path) -> "World":

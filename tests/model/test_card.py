@@ -2,7 +2,7 @@
 
 import pytest
 
-from sourceward.model.card import expected_gain_text, model_card
+from sourceward.model.card import expected_accuracy_text, expected_gain_text, model_card
 from sourceward.validation.expected_gain import ExpectedGain
 from tests.words import old_words
 
@@ -57,6 +57,28 @@ def test_the_expected_gain_is_stated():
     )
     assert f"{expected}." in text
     assert text in card(expected_gain=expected.to_dict())
+
+
+def test_the_first_line_is_the_expected_accuracy():
+    expected = ExpectedGain(
+        gain=0.0,
+        low=0.0,
+        high=0.0,
+        per_source={"a": 0.0},
+        unadapted=0.7,
+        num_steps=0,
+        adapts=False,
+        accuracy=0.7,
+        accuracy_low=0.5,
+        accuracy_high=0.9,
+        accuracy_per_source={"a": 0.7},
+    ).to_dict()
+    line = "Expected accuracy on an unseen domain: 70.0 % (90 % interval for a new domain: 50 to 90 %; "
+    assert expected_accuracy_text(expected).startswith(line)
+    body = card(expected_gain=expected).split("# A sourceward model\n\n")[1]
+    assert body.startswith(line)
+    assert card().split("# A sourceward model\n\n")[1].startswith(expected_accuracy_text(None))
+    assert "not estimated; it needs" in expected_accuracy_text(None)
 
 
 def test_no_estimate_is_stated_as_well():

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from sourceward.validation.expected_gain import PRIOR_DOF, PRIOR_SD, domain_interval, is_safe, standard_errors
+from sourceward.validation.expected_gain import (
+    PRIOR_DOF,
+    PRIOR_SD,
+    accuracy_interval,
+    domain_interval,
+    is_safe,
+    standard_errors,
+)
 
 
 def test_the_interval_is_centred_on_the_mean_gain():
@@ -51,3 +58,16 @@ def test_standard_errors_fall_with_the_number_of_samples():
     change = np.tile([1.0, 0.0, 0.0, -1.0], 25)
     one, four = standard_errors([change, np.tile(change, 4)])
     assert one / four == pytest.approx(2, rel=0.02)
+
+
+def test_the_accuracy_on_a_new_domain_is_covered_as_often_as_stated():
+    rng, inside = np.random.default_rng(0), 0
+    for _ in range(2000):
+        *accuracies, new = rng.normal(0.6, 0.05, 4)
+        low, high = accuracy_interval(np.array(accuracies))
+        inside += low <= new <= high
+    assert inside / 2000 == pytest.approx(0.9, abs=4 * np.sqrt(0.9 * 0.1 / 2000))
+
+
+def test_an_interval_of_accuracies_stays_between_0_and_1():
+    assert accuracy_interval(np.array([0.05, 0.5, 0.95])) == (0.0, 1.0)

@@ -77,6 +77,24 @@ def test_the_expected_gain_is_the_mean_over_held_out_sources():
     assert "10 steps and hflip" in str(found)
 
 
+def test_the_expected_accuracy_is_that_of_what_was_chosen():
+    before = correct(0.5, 0.6, 0.7)
+    gained = [after - first for after, first in zip(correct(0.52, 0.62, 0.72), before)]
+    on = estimate("abc", gained, before, AdaptSettings(5), "", True)
+    assert on.accuracy == pytest.approx(0.62)
+    assert on.accuracy_per_source == pytest.approx({"a": 0.52, "b": 0.62, "c": 0.72})
+    assert 0 <= on.accuracy_low < 0.52 < 0.72 < on.accuracy_high <= 1
+    assert on.accuracy_text.startswith("62.0 % (90 % interval for a new domain: ")
+    off = estimate("abc", gained, before, AdaptSettings(0), "", False)
+    assert off.accuracy == off.unadapted == pytest.approx(0.6)
+
+
+def test_every_candidate_is_recorded_with_its_gain_on_each_held_out_source():
+    found = EnergyAdapter(**AUTO).fit(X, Y, SOURCE).expected_gain_
+    assert list(found.tried) == [f"{steps} steps" for steps in LENGTHS]
+    assert all(gains.keys() == found.per_source.keys() for gains in found.tried.values())
+
+
 def test_off_has_no_gain_and_says_what_adaptation_would_do():
     before = correct(0.5, 0.5)
     lost = [after - first for after, first in zip(correct(0.4, 0.45), before)]

@@ -116,7 +116,14 @@ def _ray(function: Callable[[Any], Any], jobs: Iterable[Any], workers: int) -> I
     if own:
         joined = os.environ.get("RAY_ADDRESS")
         options: dict[str, Any] = {} if joined else {"num_cpus": workers, "include_dashboard": False}
-        ray.init(address=joined, log_to_driver=False, logging_level=logging.ERROR, **options)
+        try:
+            ray.init(address=joined, log_to_driver=False, logging_level=logging.ERROR, **options)
+        except (OSError, RuntimeError) as error:
+            what = f"joined at RAY_ADDRESS={joined}" if joined else "started on this machine"
+            raise InputError(
+                f"No Ray cluster could be {what}: {str(error).splitlines()[0]} Without one, use --engine "
+                "local."
+            ) from None
     try:
         gpus = ray.cluster_resources().get("GPU", 0)
         cpus = ray.cluster_resources().get("CPU", 1)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-LINE_SECONDS = 10.0
-"""Between two lines where there is no terminal; work that takes less prints nothing."""
+LINE_SECONDS, SHORT_SECONDS = 10.0, 2.0
+"""Between two lines where there is no terminal; work that takes less than the second prints nothing."""
 
 
 class Advance(Protocol):
@@ -74,10 +74,20 @@ def _lines(total: int, title: str) -> Advance:
     def advance(done: int, note: str = "") -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= LINE_SECONDS:
-            last = now
-            left = (now - start) * (total - done) / max(done, 1)
-            times = f"{now - start:.0f} s, about {left:.0f} s left"
-            print(f"{title}: {done} of {total}, {times} {note}".rstrip(), file=sys.stderr, flush=True)
+        if done >= total and now - start >= SHORT_SECONDS:
+            left = ""
+        elif now - last >= LINE_SECONDS:
+            left = f", about {(now - start) * (total - done) / max(done, 1):.0f} s left"
+        else:
+            return
+        last = now
+        line = f"{title}: {done:,} of {total:,}, {now - start:.0f} s{left} {note}"
+        print(line.rstrip(), file=sys.stderr, flush=True)
 
     return advance
+
+
+def announce(text: str, show: bool | None = None) -> None:
+    """Print a sentence about the work ahead on standard error, unless `show` is False."""
+    if show is not False:
+        print(text, file=sys.stderr, flush=True)

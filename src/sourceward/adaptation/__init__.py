@@ -18,6 +18,7 @@ from sourceward.adaptation.baselines.shot import ShotIM, ShotIMOnFeatures
 from sourceward.adaptation.baselines.t3a import T3A
 from sourceward.adaptation.baselines.tea import TEA, TEAOnFeatures
 from sourceward.adaptation.baselines.tent import Tent, TentOnFeatures, TentOnLatent
+from sourceward.adaptation.baselines.trained_with import DomainAdaptive, GeneratedClassifier
 from sourceward.adaptation.baselines.tsd import TSD, TSDOnFeatures
 from sourceward.adaptation.baselines.ttt import TTT
 from sourceward.adaptation.energy import EnergyAdaptation, NoAdaptation
@@ -34,7 +35,9 @@ __all__ = [
     "TTT",
     "AdaptationResult",
     "Adapter",
+    "DomainAdaptive",
     "EnergyAdaptation",
+    "GeneratedClassifier",
     "MEMOOnFeatures",
     "NoAdaptation",
     "PredictionTimeBatchNorm",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward._util.registry import Registry
+from sourceward.adaptation.notebook import result_html
 from sourceward.functional import calibration
 from sourceward.nn import Network, Projected
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
@@ -101,14 +102,8 @@ class AdaptationResult:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The same in a notebook, with the first ten samples."""
-        head = "".join(f"<th>{name}</th>" for name in ("", "class", "probability", "trust", "status"))
-        rows = "".join(
-            f"<tr><td>{i}</td><td>{self.label[i]}</td><td>{self.probabilities[i].max():.3f}</td>"
-            f"<td>{self.trust[i]:.3f}</td><td>{self.status[i]}</td></tr>"
-            for i in range(min(len(self), 10))
-        )
-        return f"<p>{repr(self).replace(chr(10), '<br>')}</p><table><tr>{head}</tr>{rows}</table>"
+        """The same in a notebook, with a plot of the chain and the first samples."""
+        return result_html(self)
 
 
 def join(parts: Sequence[AdaptationResult]) -> AdaptationResult:

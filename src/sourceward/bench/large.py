@@ -100,7 +100,7 @@ def _write(plan: LargePlan, section: str, path: Path, seed: int) -> None:
     pa, random = pyarrow(), np.random.default_rng(seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     if section == "images":
-        known = [*_jpegs(plan.image_size, random)]
+        known = [*random_jpegs(plan.image_size, random)]
         column = pa.array([known[i % len(known)] for i in range(plan.images // plan.files)])
         pa.parquet.write_table(pa.table({"image": column}), path, row_group_size=1024)
         return
@@ -116,7 +116,7 @@ def _write(plan: LargePlan, section: str, path: Path, seed: int) -> None:
             )
 
 
-def _jpegs(size: int, random: np.random.Generator) -> Iterator[bytes]:
+def random_jpegs(size: int, random: np.random.Generator) -> Iterator[bytes]:
     """Yield smooth images as JPEG files."""
     for _ in range(DISTINCT):
         coarse = Image.fromarray(random.integers(256, size=(12, 12, 3), dtype=np.uint8))

@@ -119,6 +119,43 @@ def rows_for(results: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+TRAINED = {
+    "erm": "ERM",
+    "swad": "SWAD",
+    "masf": "MASF",
+    "entropy": "entropy regularisation",
+    "dson": "DSON",
+    "l2a_ot": "L2A-OT",
+    "domain_embedding": "domain-adaptive classifier",
+    "single_sample": "single-sample generalization",
+}
+"""Published rows of training methods; the last two with their own test-time classifiers."""
+
+ADAPTED = {
+    "none": "the paper, no adaptation",
+    "ebtsa": "the paper, 20 steps",
+    "t3a": "T3A",
+    "tent": "Tent",
+    "tsd": "TSD",
+}
+"""Published rows of test-time methods."""
+
+
+def published_beside(method: str, targets: Collection[str]) -> list[dict[str, Any]]:
+    """Return the published rows of a training or test-time method for the data that has these targets.
+
+    >>> [row["mean"] for row in published_beside("dson", ["photo", "sketch"])]
+    [85.11, 86.64]
+    """
+    data, name = dataset_with(targets), (TRAINED | ADAPTED).get(method)
+    rows = [row for table in ("comparison", "stronger") for row in published(table, dataset=data)]
+    return [
+        row.to_dict() | {"mean_here": _accuracy_over(row, targets)}
+        for row in rows
+        if data and row.method == name
+    ]
+
+
 def _accuracy_over(row: Published, targets: Collection[str]) -> float | None:
     mean = row.mean_over(targets)
     return mean if mean is None or row.measure == "accuracy %" else 100 - mean

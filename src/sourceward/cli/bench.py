@@ -27,10 +27,12 @@ from sourceward.cli.options import (
     numbers,
     reader_options,
     seed_numbers,
+    terminal_table,
     training_settings,
     wide_console,
 )
 
+STEPS = "0,5,10,20,auto"
 FAILED = 3
 """Exit code when some runs failed and the rest are there."""
 
@@ -45,12 +47,18 @@ Adapters = Annotated[
     str,
     typer.Option(help="By comma, options after colons: ebtsa,t3a,tent:batch_size=16. `all` for every one."),
 ]
-Steps = Annotated[str, typer.Option(help="Numbers of steps of ebtsa, by comma.")]
+Methods = Annotated[
+    str,
+    typer.Option(help="Training methods, by comma: erm,mixstyle,swad. `all` for every one that applies."),
+]
+Steps = Annotated[
+    str, typer.Option(help="Numbers of steps of ebtsa; 0,5,10,20,auto if not given, auto with --methods.")
+]
 Selection = Annotated[str, typer.Option(help="source, last, or oracle (looks at the target).")]
 Engine = Annotated[str, typer.Option(help="local, or ray for a cluster (RAY_ADDRESS).")]
 Jobs = Annotated[int, typer.Option(help="Processes on this machine.")]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="`bench speed`, `predict` or `drift` in seconds, to try it.")
+    bool, typer.Option("--quick", help="`bench speed`, `predict`, `serve` or `drift` in seconds, to try it.")
 ]
 Only = Annotated[
     str,
@@ -66,7 +74,8 @@ def bench(
     targets: Targets = "",
     seeds: Seeds = "0",
     adapters: Adapters = "linear,ebtsa",
-    steps: Steps = "0,5,10,20,auto",
+    methods: Methods = "",
+    steps: Steps = "",
     selection: Selection = "source",
     engine: Engine = "local",
     jobs: Jobs = 1,
@@ -84,8 +93,9 @@ def bench(
 ) -> None:
     """Train on all domains but one and evaluate every adapter on that one, for each domain and seed.
 
-    Three others: `bench speed` measures the cost of adaptation on this machine, `bench predict` that of
-    predicting large data, and `bench drift DATA...` how often `sourceward drift` alarms.
+    Four others: `bench speed` measures the cost of adaptation on this machine, `bench predict` that of
+    predicting large data, `bench serve` the load that the server holds, and `bench drift DATA...` how often
+    `sourceward drift` alarms.
 
     Run the same command again after a kill: finished runs are not computed again. Exit code 3: some runs
     failed; the output says which and why.
@@ -99,6 +109,11 @@ def bench(
         from sourceward.cli.bench_predict import bench_predict
 
         bench_predict(out, json, quick, only)
+        return
+    if data[0] == "serve":
+        from sourceward.cli.bench_serve import bench_serve
+
+        bench_serve(data[1:], out, json, quick)
         return
     if data[0] == "drift":
         from sourceward.cli.bench_drift import bench_drift
@@ -115,34 +130,36 @@ def bench(
     preset, data = split_preset(data)
     plan = Plan(
         tuple(data),
-        parse_methods(adapter_names(adapters), step_numbers(steps)),
+        parse_methods(adapter_names(adapters), step_numbers(steps or ("auto" if methods else STEPS))),
         tuple(name for name in targets.split(",") if name),
         seed_numbers(seeds),
         selection,
         Training(training_settings(settings), device, False, backbone, weights, freeze, preset),
         tuple(reader_options(option).items()),
     )
-    results = _run(plan, out, engine, jobs, None if json or quiet else print_run)
+    results = _run(plan, out, methods, engine, jobs, None if json or quiet else print_run)
     if json:
         typer.echo(jsonlib.dumps(results))
     elif not quiet:
-        show(results, wide_console())
+        (show_grid if methods else show)(results, wide_console())
         typer.echo(f"`sourceward report {out}` makes a page of it.")
-    if any(not run.get("unsuitable") for run in results["failed"]):
+    lost = [run for own in results["methods"] for run in own["failed"]] if methods else results["failed"]
+    if any(not run.get("unsuitable") for run in lost):
         raise typer.Exit(FAILED)
 
 
-def _run(plan: Any, out: Path, engine: str, workers: int, on_run: Any) -> dict[str, Any]:
-    """Run a plan and write its results."""
+def _run(plan: Any, out: Path, methods: str, engine: str, workers: int, on_run: Any) -> dict[str, Any]:
+    """Run a plan, for each of several training methods where they are named, and write its results."""
     from sourceward._util.storage import write_whole
+    from sourceward.bench.protocol.grid import bench_methods, training_methods
     from sourceward.bench.protocol.plan import bench
     from sourceward.bench.protocol.provenance import command
+    from sourceward.bench.protocol.runs import refuse_model
 
-    start = time.monotonic()
-    results = {
-        "command": command(sys.argv),
-        **bench(plan, out, engine=engine, workers=workers, on_run=on_run),
-    }
+    start, options = time.monotonic(), {"engine": engine, "workers": workers, "on_run": on_run}
+    refuse_model(out)
+    found = bench_methods(plan, training_methods(methods), out, **options) if methods else None
+    results = {"command": command(sys.argv), **(found or bench(plan, out, **options))}
     results["wall_seconds"] = round(time.monotonic() - start, 1)  # of the missing runs
     write_whole(out / "results.json", jsonlib.dumps(results, indent=1) + "\n")
     return results
@@ -160,6 +177,17 @@ def show(results: dict[str, Any], console: Console) -> None:
     if results["selection"] == "oracle":
         console.print("ORACLE rows were chosen by the target's labels: an upper bound, never a result.")
     for text in missing(results["failed"]):
+        console.print(text, highlight=False, markup=False)
+
+
+def show_grid(results: dict[str, Any], console: Console) -> None:
+    """Print the tables of a grid, their meaning, and what is missing."""
+    from sourceward.report.grid import grid_table, remarks, training_table
+
+    for own in (grid_table(results), training_table(results)):
+        console.print(terminal_table(vars(own)))
+        console.print(own.caption, highlight=False)
+    for text in remarks(results):
         console.print(text, highlight=False, markup=False)
 
 
@@ -204,7 +232,8 @@ def print_run(run: dict[str, Any]) -> None:
     if not run.get("unsuitable"):
         where = f"{run['data']} without {','.join(run['left_out'])}, seed {run['seed']}, {run['target']}"
         says = f"FAILED: {run['failed']}" if "failed" in run else f"{100 * run['numbers']['accuracy']:.1f} %"
-        print(f"{where}: {run['method']} {says}", file=sys.stderr)
+        method = " + ".join(filter(None, [run.get("trained_by"), run["method"]]))
+        print(f"{where}: {method} {says}", file=sys.stderr)
 
 
 def split_preset(words: list[str]) -> tuple[str | None, list[str]]:

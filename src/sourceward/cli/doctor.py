@@ -3,7 +3,7 @@
 import json as jsonlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,9 +11,10 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from sourceward.cli.options import Data, Json, Option, reader_options
+from sourceward.cli.options import Backbone, Data, Json, Option, reader_options
 
 if TYPE_CHECKING:
+    from sourceward.data import DomainDataset
     from sourceward.data.diagnosis import Diagnosis
 
 SHOWN_CLASSES = 20
@@ -35,9 +36,13 @@ def doctor(
         bool, typer.Option(help="Read image headers only; truncated files are not found.")
     ] = False,
     option: Option = None,
+    backbone: Backbone = None,
     json: Json = False,
 ) -> None:
-    """Show domains, classes, sizes, duplicates and broken files, and what `fit` would do.
+    """Show domains, classes, sizes, duplicates and broken files, and what `fit` would do and take.
+
+    Time and disk are estimated with the backbone that `fit` would use, or --backbone: a few samples are read
+    and encoded. --quick leaves that out.
 
     Exits with code 2 if `fit` would refuse the data, and prints how to fix it.
     """
@@ -45,6 +50,7 @@ def doctor(
     from sourceward.data.diagnosis import doctor as diagnose
 
     options = reader_options(option)
+    about: Any = None
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("Reading samples")
         diagnosis = diagnose(
@@ -54,12 +60,29 @@ def doctor(
             quick=quick,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
+    if not (quick or diagnosis.refusals or diagnosis.kind == "features"):
+        dataset = open_dataset(data, **options)
+        about = _estimate(dataset.without(diagnosis.targets) if diagnosis.targets else dataset, backbone)
     if json:
-        typer.echo(jsonlib.dumps(diagnosis.to_dict(), indent=2))
+        cost = about.to_dict() if hasattr(about, "to_dict") else None
+        typer.echo(jsonlib.dumps(diagnosis.to_dict() | {"estimate": cost}, indent=2))
     else:
         render(diagnosis, Console())
+        lines = [about] if isinstance(about, str) else [] if about is None else about.lines()
+        _section(Console(), "and take", lines)
     if diagnosis.refusals:
         raise typer.Exit(2)
+
+
+def _estimate(sources: "DomainDataset", backbone: str | None) -> Any:
+    """Return what the backbone would take, or why that is not known."""
+    from sourceward.fitting.estimate import estimate_fit
+
+    try:
+        return estimate_fit(sources, backbone)
+    except Exception:  # no network, a missing package: the rest of the diagnosis stands
+        which = backbone or "the default backbone"
+        return f"An unknown time: {which} cannot be loaded here. Name one with --backbone."
 
 
 def render(diagnosis: "Diagnosis", console: Console) -> None:

@@ -1,7 +1,10 @@
 """`sourceward evaluate RUN DATA`: measure what adaptation changes on labelled domains."""
 
 import json as jsonlib
+import shlex
 import sys
+import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sourceward._util.errors import InputError
 from sourceward.cli.options import (
     Allow,
     Data,
@@ -25,6 +29,9 @@ from sourceward.cli.options import (
     wide_console,
 )
 
+MOST_COLUMNS = 12
+"""Classes of a confusion matrix that a terminal shows; `--json` has larger ones."""
+
 
 def evaluate(
     run: RunPath,
@@ -38,6 +45,10 @@ def evaluate(
     threads: Threads = None,
     json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bars.")] = False,
+    save: Annotated[
+        bool,
+        typer.Option(help="Keep the result and a few samples in RUN/evaluations, for `sourceward report`."),
+    ] = True,
 ) -> None:
     """Measure accuracy with and without adaptation, per domain and source, with a 95 % interval of the gain.
 
@@ -45,21 +56,46 @@ def evaluate(
     others. Domains that the model was trained on do not count in the mean, unless there are no others.
     Test-time augmentation is part of adaptation.
 
-    A second table has the error of the samples that are answered where those of least trust are left out, and
-    the thresholds for `predict --abstain-below` that leave out as many samples of the held-out sources.
+    Further tables have the share of the largest class, balanced accuracy, macro-F1 and the confusion matrix;
+    and the error of the samples that are answered where those of least trust are left out, with the
+    thresholds for `predict --abstain-below` that leave out as many samples of the held-out sources.
     """
     from sourceward.bench.protocol.provenance import command, versions
     from sourceward.data import open_dataset
     from sourceward.model import evaluate as measure
+    from sourceward.model.evaluations import write_evaluation
 
-    model = load_model(run, device, num_steps, tta)
+    model, begin = load_model(run, device, num_steps, tta), time.monotonic()
     dataset = open_dataset(data, **reader_options(option))
-    result = measure(model, dataset, target=target or (), allow=allow, progress=bars(quiet))
+    options: dict[str, Any] = {"target": target or (), "allow": allow, "progress": bars(quiet)}
+    result = measure(model, dataset, examples=save, **options)
+    source = {"command": command(sys.argv), "versions": versions()}
+    if save:
+        seconds = round(time.monotonic() - begin, 2)
+        try:
+            write_evaluation(run, model, dataset, result, allow, seconds=seconds, **source)
+        except (InputError, OSError) as error:
+            typer.echo(f"The evaluation was not kept in '{run}': {error}", err=True)
+    for scores in result["domains"].values():
+        scores.pop("examples", None)
     if json:
-        typer.echo(jsonlib.dumps(result | {"command": command(sys.argv), "versions": versions()}, indent=2))
-    else:
-        off = not model.tta and model.settings == model.settings.off() and allow == "sample"
-        render(result, wide_console(), off, model.tta)
+        typer.echo(jsonlib.dumps(result | source, indent=2))
+        return
+    off = not model.tta and model.settings == model.settings.off() and allow == "sample"
+    render(result, wide_console(), off, model.tta)
+    own = num_steps is None and tta is None and allow == "sample"
+    if own and model.adapter.expected_gain_ is not None:
+        typer.echo(compared(model.adapter.expected_gain_, result["mean"]))
+    if save and Path(run, "evaluations").is_dir():
+        typer.echo(f"The page of this run: sourceward report {shlex.quote(run)}")
+
+
+def compared(expected: Any, mean: dict[str, Any]) -> str:
+    """Return what was expected beside what was measured."""
+    return (
+        f"Expected: accuracy {expected.accuracy_text}, gain {100 * expected.gain:+.1f} points. "
+        f"Measured: accuracy {100 * mean['adapted']:.1f} %, gain {100 * mean['gain']:+.1f}."
+    )
 
 
 def render(result: dict[str, Any], console: Console, off: bool = False, tta: str = "") -> None:
@@ -83,6 +119,12 @@ def render(result: dict[str, Any], console: Console, off: bool = False, tta: str
             "The model was trained on these domains; expect lower accuracy on others.", highlight=False
         )
     console.print(verdict(result["mean"], off, tta), highlight=False)
+    console.print(balance_table(result["domains"]))
+    if result["mean"]["adapted"] <= result["mean"]["majority"]:
+        console.print("Always predicting the largest class would be as accurate.", highlight=False)
+    confusion = confusion_table(result)
+    if confusion is not None:
+        console.print(confusion)
     console.print(risk_table(result["domains"]))
     if "stopped" in result["mean"]:
         from sourceward.validation.expected_gain import stopped_text
@@ -90,6 +132,34 @@ def render(result: dict[str, Any], console: Console, off: bool = False, tta: str
         shares = stopped_text(result["mean"]["stopped"], tta, "of the samples")
         passes = f"{result['mean']['passes']:.2f} passes of the backbone for each sample"
         console.print(f"{shares}; {passes}.", highlight=False)
+
+
+def balance_table(domains: dict[str, Any]) -> Table:
+    """Return the share of the largest class, balanced accuracy and macro-F1: a row for each domain."""
+    table = Table(title="Classes of unequal size, %")
+    names = ("balanced accuracy", "balanced, adapted", "macro-F1", "macro-F1, adapted")
+    for column in ("domain", "largest class", *names):
+        table.add_column(column, justify="left" if column == "domain" else "right")
+    for name, own in domains.items():
+        pairs = (*own["balanced_accuracy"].values(), *own["macro_f1"].values())
+        table.add_row(escape(name), *_percent(own["majority"], *pairs))
+    return table
+
+
+def confusion_table(result: dict[str, Any]) -> Table | None:
+    """Return the confusion matrix with adaptation, of all domains together; None where it is too wide."""
+    classes, domains = result["classes"], result["domains"]
+    if len(classes) > MOST_COLUMNS:
+        return None
+    each = [own["confusion"]["adapted"] for own in domains.values()]
+    table = Table(title="Confusion, adapted", caption="rows: true class")
+    for column in ("class", *classes):
+        table.add_column(escape(column), justify="left" if column == "class" else "right")
+    for row, name in enumerate(classes):
+        table.add_row(
+            escape(name), *(str(sum(counts[row][i] for counts in each)) for i in range(len(classes)))
+        )
+    return table
 
 
 def risk_table(domains: dict[str, Any]) -> Table:

@@ -1,6 +1,7 @@
 """`sourceward export RUN --to model.onnx`: the whole prediction as one file."""
 
 import json as jsonlib
+import sys
 from typing import Annotated
 
 import typer
@@ -40,9 +41,13 @@ def export(
     model = load_model(run, "cpu", num_steps, tta)
     info = write(model, path, samples=given_samples(model, samples) if samples else None)
     if timings is not None:
-        from sourceward.deploy.export_timings import write_timings
+        from sourceward._util.storage import write_whole
+        from sourceward.bench.protocol.provenance import command, versions
+        from sourceward.deploy.export_timings import measure_timings
 
-        info["timings"] = write_timings(model, path, timings)
+        found = {"command": command(sys.argv), "versions": versions(), **measure_timings(model, path)}
+        write_whole(timings, jsonlib.dumps(found, indent=1) + "\n")
+        info["timings"] = found
     if json:
         typer.echo(jsonlib.dumps(info))
         return

@@ -134,10 +134,11 @@ def _changes(config: str | None, settings: list[str] | None, **flags: int | None
 
 
 def _summary(info: dict[str, Any], out: str, following: str, finished: bool) -> None:
-    """Print accuracy on source validation, the expected gain, and the command to run next."""
-    from sourceward.model.card import expected_gain_text
+    """Print the expected accuracy, accuracy on source validation, the expected gain, and what to run next."""
+    from sourceward.model.card import expected_accuracy_text, expected_gain_text
 
-    console, metrics = Console(), info["metrics"]
+    console, metrics, expected = Console(), info["metrics"], info.get("expected_gain")
+    console.print(expected_accuracy_text(expected), highlight=False, markup=False)
     if "finetune" in metrics:
         console.print(_fine_tuned(metrics["finetune"], info["cost"]["finetune"]), highlight=False)
     table = Table(title=f"Source validation, iteration {metrics['iteration']} of {metrics['last_iteration']}")
@@ -147,7 +148,7 @@ def _summary(info: dict[str, Any], out: str, following: str, finished: bool) -> 
         accuracies = (f"{100 * scores[key]:.1f}" for key in ("unadapted", "adapted"))
         table.add_row(escape(name), f"{scores['samples']:,}", *accuracies)
     console.print(table)
-    console.print(expected_gain_text(info.get("expected_gain")), highlight=False, markup=False)
+    console.print(expected_gain_text(expected), highlight=False, markup=False)
     when = "was trained already" if finished else f"took {metrics['seconds']:.0f} s"
     console.print(f"The model is in {escape(out)} and {when}. Next:", highlight=False)
     console.print(f"  {escape(following)}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`sourceward list datasets|adapters|backbones|presets|transforms|experiments`: names for other commands."""
+"""`sourceward list datasets|methods|adapters|backbones|presets|transforms|experiments`: names for others."""
 
 import json as jsonlib
 from typing import Annotated, Any
@@ -13,14 +13,15 @@ from sourceward.cli.options import Json
 
 def list(
     what: Annotated[
-        str, typer.Argument(help="datasets, adapters, backbones, presets, transforms or experiments.")
+        str,
+        typer.Argument(help="datasets, methods, adapters, backbones, presets, transforms or experiments."),
     ],
     filter: Annotated[
         str | None, typer.Argument(help="A substring or glob that the name must match.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """List datasets, adapters, backbones, presets, transforms or experiments."""
+    """List datasets, training methods, adapters, backbones, presets, transforms or experiments."""
     if what not in LISTS:
         raise unknown_name("list", what, LISTS)
     entries = LISTS[what](filter)
@@ -30,11 +31,8 @@ def list(
         typer.echo(jsonlib.dumps(entries, indent=2))
         return
     console = Console(soft_wrap=True, highlight=False)
-    if what == "adapters":
-        _print_traits(console, entries)
-        return
-    if what == "presets":
-        _print_presets(console, entries)
+    if what in PRINTED:
+        PRINTED[what](console, entries)
         return
     for entry in entries:
         name, *rest = (str(value) for value in entry.values())
@@ -59,6 +57,27 @@ def _adapters(filter: str | None) -> Any:
     docs = {name: (ADAPTERS[name].__doc__ or "").strip().split("\n")[0] for name in ADAPTERS}
     adapters = [{**row, "about": docs[row["name"]]} for row in traits_table()]
     return [row for row in (*adapters, *_controls()) if _matches(row["name"], filter)]
+
+
+def _methods(filter: str | None) -> Any:
+    """Return the training methods, and `swad`, which is a setting of averaging."""
+    from sourceward.bench.protocol.grid import SWAD, SWAD_ABOUT
+    from sourceward.training.methods import methods_table
+
+    rows = methods_table()
+    rows.append(rows[0] | {"name": SWAD, "about": f"In `bench --methods`: {SWAD_ABOUT}"})
+    return [row for row in rows if _matches(row["name"], filter)]
+
+
+def _print_methods(console: Console, entries: Any) -> None:
+    """Print what each training method needs, and the adapter that uses what it trains."""
+    layout = "{:<18} {:<7} {:<8} {:<21} {}"
+    console.print(layout.format("name", "images", "sources", "test-time adapter", ""), style="bold")
+    for entry in entries:
+        images, adapter = "yes" if entry["images"] else "-", entry["adapter"] or "-"
+        trains = f" Trains {entry['trains']}." if entry["trains"] else ""
+        line = (entry["name"], images, entry["sources"], adapter, entry["about"] + trains)
+        console.print(escape(layout.format(*line)))
 
 
 def _controls() -> Any:
@@ -163,9 +182,12 @@ def _matches(name: str, filter: str | None) -> bool:
 
 LISTS = {
     "datasets": _datasets,
+    "methods": _methods,
     "adapters": _adapters,
     "backbones": _backbones,
     "presets": _presets,
     "transforms": _transforms,
     "experiments": _experiments,
 }
+PRINTED = {"adapters": _print_traits, "methods": _print_methods, "presets": _print_presets}
+"""Lists that are tables."""

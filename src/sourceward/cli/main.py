@@ -5,6 +5,9 @@ subcommands that use it.
 """
 
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sourceward._util.errors import InputError, TrainingError
@@ -22,7 +25,7 @@ COMMANDS = {
     "drift": "Test whether predictions still come from a mixture of the sources.",
     "bench": "Compare adaptation methods by leave-one-domain-out; `bench speed` measures cost.",
     "reproduce": "Run an experiment of the paper, next to the published numbers.",
-    "report": "Write the HTML page of a bench or an experiment.",
+    "report": "Write the HTML page of a run, of several, of a bench or an experiment.",
     "cache": "Show what the cache on disk holds, or clear it.",
     "list": "List datasets, adapters, backbones, presets, transforms or experiments.",
 }
@@ -77,6 +80,18 @@ def build_app() -> Any:
     return app
 
 
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print warnings as one sentence, without the line of code that raised them."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"sourceward: warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
+@plain_warnings()
 def main() -> None:
     """Run the command line and exit with its code."""
     try:

@@ -73,6 +73,9 @@ def predict(
     allow: Allow = "sample",
     state: State = None,
     abstain_below: AbstainBelow = 0.0,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Also write the probability of every class.")
+    ] = False,
     device: Device = "auto",
     threads: Threads = None,
     keep: Keep = "",
@@ -112,6 +115,7 @@ def predict(
         column = column or options.get("text") or options.get("image")
         part, on_shard = parse_part(shard), None if json or quiet else print_shard
         given |= {"column": column, "root": root, "keep": kept, "rows": rows, "part": part}
+        given["probabilities"] = probabilities
         done = predict_shards(run, inputs, out, engine=engine, workers=jobs, on_shard=on_shard, **given)
         show_shards(out, done, json, quiet)
         return
@@ -121,7 +125,8 @@ def predict(
     from sourceward.model.predicting import predict_files
 
     model = load_model(run, **given)
-    read = {"column": column or options.get(model.kind), "delimiter": options.get("delimiter"), "root": root}
+    read: dict[str, Any] = {"column": column or options.get(model.kind), "root": root}
+    read |= {"delimiter": options.get("delimiter"), "probabilities": probabilities}
     stream = model.stream() if stateful else None
     if stream is not None and state is not None and Path(state).exists():
         stream.load(state)

@@ -1,4 +1,4 @@
-"""`sourceward report DIR`: one HTML page of a bench or an experiment."""
+"""`sourceward report DIR`: one HTML page of a run of `fit`, of several, of a bench or an experiment."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,12 @@ import typer
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where `bench` or `reproduce` wrote.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Where `fit`, `bench` or `reproduce` wrote; or a folder of several fits."
+        ),
+    ],
     out: Annotated[Path | None, typer.Option(help="The page; DIR/report.html if not given.")] = None,
     adapter: Annotated[
         str | None, typer.Option(help="The method that the page is about, as in results.json.")
@@ -16,7 +21,11 @@ def report(
         bool, typer.Option("--markdown", help="All results below DIR as one Markdown page instead.")
     ] = False,
 ) -> None:
-    """Write one self-contained HTML page of results: no script, no network; for screen, phone and print."""
+    """Write one self-contained HTML page of results: no script, no network; for screen, phone and print.
+
+    The page of a run has its data, what was chosen and why, and what `evaluate` measured beside what was
+    expected. Of a folder that holds several runs, the page compares them.
+    """
     from sourceward._util.storage import check_target, open_folder, write_whole
     from sourceward.bench.published import published, rows_for
     from sourceward.report.document import document
@@ -27,7 +36,8 @@ def report(
     if markdown:
         results = read_all(folder)
         for own in results.values():
-            own["published"] = rows_for(own) if own.get("kind") == "bench" else []
+            if own.get("kind") == "bench":
+                own["published"] = rows_for(own)
         known = [row for data in ("pacs", "pheme") for row in published("comparison", dataset=data)]
         text = document(folder.resolve().name, results, [row.to_dict() for row in known])
         page_file = out or folder / "results.md"

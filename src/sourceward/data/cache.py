@@ -91,6 +91,26 @@ def find(folder: Path, keys: np.ndarray) -> np.ndarray | None:
     return None
 
 
+def gather(folder: Path, keys: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return the images with these keys, from as many files as it takes, and the rows that no file holds.
+
+    The array has a row for every key; None where no file holds any.
+    """
+    images, missing = None, np.arange(len(keys))
+    for file in sorted(folder.glob("*.keys.npy")):
+        try:
+            stored = np.load(file)
+            pixels = np.load(file.with_name(file.name.replace(".keys.npy", ".images.npy")), mmap_mode="r")
+        except (OSError, ValueError, EOFError):  # damaged or being deleted: decoded again
+            continue
+        _, rows, places = np.intersect1d(keys[missing], stored, return_indices=True)
+        if len(rows):
+            images = np.empty((len(keys), *pixels.shape[1:]), pixels.dtype) if images is None else images
+            images[missing[rows]] = pixels[places]
+            missing = np.delete(missing, rows)
+    return images, missing
+
+
 def store(folder: Path, keys: np.ndarray, images: np.ndarray) -> None:
     """Write images, then keys, each atomically. Warn if the cache cannot be written."""
     name = hashlib.blake2b(keys.tobytes(), digest_size=12).hexdigest()

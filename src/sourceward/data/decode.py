@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from sourceward._util.errors import InputError
 from sourceward._util.reading import check_limit, read_regular
 from sourceward._util.threads import available_cores
-from sourceward.data.cache import cache_folder, find, image_keys, store
+from sourceward.data.cache import cache_folder, find, gather, image_keys, store
 from sourceward.data.dataset import DomainDataset
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ def decode_images(
 ) -> "Tensor":
     """Return every image as uint8 (N, 3, H, W), decoded once and then read from the cache.
 
-    What is cached for a dataset serves its subsets, too. `cache_dir=None` means `cache_folder()`, "" means no
-    cache; arrays in memory are not cached. An unreadable image is an `InputError`.
+    Every image is cached once, whatever subsets it belongs to. `cache_dir=None` means `cache_folder()`, ""
+    means no cache; arrays in memory are not cached. An unreadable image is an `InputError`.
     """
     import torch
 
@@ -152,11 +152,19 @@ def decode_images(
         return resize_arrays(dataset.items, shape)
     folder = (cache_folder() if cache_dir is None else Path(cache_dir)) / "images" / _folder_name(shape)
     keys = image_keys(dataset)
-    images = None if cache_dir == "" else find(folder, keys)
+    if cache_dir == "" or not len(dataset):
+        return torch.from_numpy(_decode_all(dataset, shape, workers, progress))
+    images = find(folder, keys)
     if images is None:
-        images = _decode_all(dataset, shape, workers, progress)
-        if cache_dir != "" and len(dataset):
-            store(folder, keys, images)
+        images, missing = gather(folder, keys)
+        if len(missing):
+            decoded = _decode_all(dataset.select(missing), shape, workers, progress)
+            store(folder, keys[missing], decoded)
+            if images is None:
+                images = decoded
+            else:
+                images[missing] = decoded
+    assert images is not None
     return torch.from_numpy(images)
 
 

@@ -260,6 +260,8 @@ def _plan(dataset: DomainDataset, sources: DomainDataset) -> tuple[str, ...]:
     ]
     if len(sources.domain_names) == 1:
         lines.append(f"With one source only, start training chains from {_chain_start(dataset)}.")
+    if len(sources.domain_names) < 3:
+        lines.append("Estimate nothing and leave adaptation off: validation needs three sources.")
     if dataset.kind == "image":
         lines.append(f"Decoded to 224 x 224 the images take {len(dataset) * 3 * 224 * 224 / 1e9:.1f} GB.")
     return tuple(lines)

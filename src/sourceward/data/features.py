@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,36 @@ from sourceward.nn.backbones import Backbone
 def extract_features(
     dataset: DomainDataset, backbone: Backbone, device: torch.device, show: bool | None = None
 ) -> DomainDataset:
-    """The dataset with features in place of its items; each domain is computed once and kept on disk."""
+    """The dataset with features in place of its items, computed once and kept on disk.
+
+    What was computed of a domain when a process was killed is found again, `CHUNK` samples at a time.
+    """
     check_kind(dataset.kind, backbone)
     identity = _identity(backbone, device)
     features = np.empty((len(dataset), backbone.dim), dtype=np.float32)
     for code, name in enumerate(dataset.domain_names):
         rows = np.flatnonzero(dataset.domains == code)
-        if len(rows):
-            part = dataset.select(rows)
-            features[rows] = _domain_features(part, name, backbone, device, identity, show)
+        for some, title in chunks(rows, f"features of {name}"):
+            part = dataset.select(some)
+            features[some] = _domain_features(part, title, backbone, device, identity, show)
     return replace(dataset, kind="features", items=features)
+
+
+CHUNK = 2048
+"""Samples whose features are one file of the cache: a multiple of the rows of a pass, so that the batches of
+a GPU are those of the whole domain."""
+
+
+def chunks(rows: np.ndarray, title: str) -> Iterator[tuple[np.ndarray, str]]:
+    """Yield at most `CHUNK` rows at a time, with a title.
+
+    >>> [(len(some), title) for some, title in chunks(np.arange(3000), "features")]
+    [(2048, 'features, part 1 of 2'), (952, 'features, part 2 of 2')]
+    """
+    count = -(-len(rows) // CHUNK)
+    for number in range(count):
+        some = rows[number * CHUNK : (number + 1) * CHUNK]
+        yield some, title if count == 1 else f"{title}, part {number + 1} of {count}"
 
 
 @dataclass(frozen=True)
@@ -91,17 +112,21 @@ def extract_amplitude_mixed(
     device: torch.device,
     show: bool | None = None,
 ) -> np.ndarray:
-    """Features of every image with amplitudes mixed toward source `toward`; kept on disk."""
+    """Features of every image with amplitudes mixed toward source `toward`; kept on disk in chunks."""
     backbone = backbone.to(device).eval()
+    own, found = _identity(backbone, device), []
 
-    def compute() -> Tensor:
-        samples = prepare_samples(dataset, backbone, device, show=show)
-        copies = AmplitudeMixed(samples, amplitudes, torch.from_numpy(toward).to(device))
-        with progress_bar(len(dataset), "features in other amplitudes", show) as advance:
-            return encode(backbone, copies, slice(0, len(dataset)), advance)
+    def compute(part: DomainDataset, sources: Tensor, title: str) -> Tensor:
+        samples = prepare_samples(part, backbone, device, show=show)
+        copies = AmplitudeMixed(samples, amplitudes, sources.to(device))
+        with progress_bar(len(part), title, show) as advance:
+            return encode(backbone, copies, slice(0, len(part)), advance)
 
-    identity = tensor_hash({"amplitudes": amplitudes, "toward": torch.from_numpy(toward)})
-    return _kept(f"{dataset.content_hash()}{_identity(backbone, device)}{identity}", backbone, compute)
+    for rows, title in chunks(np.arange(len(dataset)), "features in other amplitudes"):
+        part, sources = dataset.select(rows), torch.from_numpy(toward[rows])
+        identity = f"{part.content_hash()}{own}{tensor_hash({'amplitudes': amplitudes, 'toward': sources})}"
+        found.append(_kept(identity, backbone, partial(compute, part, sources, title)))
+    return np.concatenate(found) if found else np.zeros((0, backbone.dim), dtype=np.float32)
 
 
 def extract_corrupted(
@@ -119,7 +144,7 @@ def extract_corrupted(
 
 def _domain_features(
     part: DomainDataset,
-    name: str,
+    title: str,
     backbone: Backbone,
     device: torch.device,
     identity: str,
@@ -129,16 +154,30 @@ def _domain_features(
 
     def compute() -> Tensor:
         samples = prepare_samples(part, backbone, device, show=show)
-        with progress_bar(len(part), f"features of {name}", show) as advance:
+        with progress_bar(len(part), title, show) as advance:
             return encode(backbone, samples, slice(0, len(part)), advance)
 
     return _kept(f"{part.content_hash()}{identity}", backbone, compute)
 
 
+def _file(identity: str) -> Path:
+    key = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+    return cache_folder() / "features" / f"{key}.safetensors"
+
+
+def has_features(dataset: DomainDataset, backbone: Backbone, device: torch.device) -> bool:
+    """Whether `extract_features` has nothing left to compute."""
+    identity = _identity(backbone, device)
+    return all(
+        _file(f"{dataset.select(some).content_hash()}{identity}").is_file()
+        for code in range(len(dataset.domain_names))
+        for some, _ in chunks(np.flatnonzero(dataset.domains == code), "")
+    )
+
+
 def _kept(identity: str, backbone: Backbone, compute: Callable[[], Tensor]) -> np.ndarray:
     """Features from the disk, or computed and written there."""
-    key = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
-    file = cache_folder() / "features" / f"{key}.safetensors"
+    file = _file(identity)
     with _alone(file):
         if file.is_file():
             try:

@@ -117,9 +117,14 @@ def sketch(images: Tensor, strength: Tensor) -> Tensor:
 def _gaussian_blur(images: Tensor, sigma: float) -> Tensor:
     """Blur one-channel images; edge pixels are repeated outside (torchvision's function reflects)."""
     radius = math.ceil(3 * sigma)
-    steps = torch.arange(-radius, radius + 1, device=images.device)
+    steps = torch.arange(-radius, radius + 1, device=images.device).to(images.dtype)
     weight = torch.softmax(-0.5 * (steps / sigma) ** 2, dim=0)
     padded = F.pad(images, (radius,) * 4, mode="replicate")
+    if torch.compiler.is_exporting():  # runtimes convolve no numbers of double precision
+        for axis in (-1, -2):
+            parts = (w * padded.narrow(axis, i, images.shape[axis]) for i, w in enumerate(weight))
+            padded = torch.stack([*parts]).sum(0)
+        return padded
     return F.conv2d(F.conv2d(padded, weight[None, None, None]), weight[None, None, :, None])
 
 

@@ -7,6 +7,7 @@ statistics of its early feature maps by those of each source (see `nn.feature_st
 `adaptation.tta` predicts on the copies and averages.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -103,8 +104,25 @@ def _interpolated(images: Tensor, axis: int) -> Tensor:
 
 
 def _rotations(images: Tensor, _: Tensor | None) -> list[Tensor]:
-    images = images.float()
+    if torch.compiler.is_exporting():
+        return [_rotated(images, math.radians(degrees)) for degrees in ANGLES]
     return [rotate(images, torch.full_like(images[:, 0, 0, 0], degrees)) for degrees in ANGLES]
+
+
+def _rotated(images: Tensor, angle: float) -> Tensor:
+    """`rotate` for an exported graph: the sum of four pixels each, in double precision in every runtime."""
+    height, width = images.shape[-2:]
+    y, x = (torch.arange(side, device=images.device).double() - (side - 1) / 2 for side in (height, width))
+    cos, sin = math.cos(angle), math.sin(angle)
+    across = (cos * x - sin * y[:, None] + (width - 1) / 2).clamp(0, width - 1)
+    down = (sin * x + cos * y[:, None] + (height - 1) / 2).clamp(0, height - 1)
+    left, top = across.floor(), down.floor()
+    pixels, found = images.flatten(-2), torch.zeros_like(images)
+    for row, tall in ((top, 1 - down + top), (top + 1, down - top)):
+        for column, wide in ((left, 1 - across + left), (left + 1, across - left)):
+            place = row.clamp_max(height - 1) * width + column.clamp_max(width - 1)
+            found = found + tall * wide * pixels[..., place.long().flatten()].unflatten(-1, (height, width))
+    return found
 
 
 def _toward_sources(images: Tensor, amplitudes: Tensor | None) -> list[Tensor]:
@@ -119,7 +137,7 @@ for _name, _transform in {
     "rotate": Transform("rotation by 15 and 30 degrees either way", _rotations, each=True),
     "sketch": Transform(
         "redrawn as a sketch",
-        lambda images, _: [sketch(images.float(), torch.full_like(images[:, 0, 0, 0].float(), 2.0))],
+        lambda images, _: [sketch(images, torch.full_like(images[:, 0, 0, 0], 2.0))],
     ),
     "fourier": Transform("Fourier amplitudes of each source", _toward_sources, needs="amplitudes"),
     "adain": Transform(

@@ -76,6 +76,7 @@ def predict_shards(
     num_steps: int | None = None,
     tta: str | None = None,
     device: str = "auto",
+    probabilities: bool = False,
     on_shard: Callable[[dict[str, Any]], None] | None = None,
 ) -> Summary:
     """Write a Parquet file of predictions for each shard of the input that has none yet.
@@ -90,7 +91,7 @@ def predict_shards(
         part: (i, n): this is the i-th of n machines that run the same command.
         engine: `local`, or `ray` for a cluster.
         workers: of a Ray cluster that is started on this machine; all cores when None.
-        num_steps, tta, device: see `Predictor`.
+        num_steps, tta, device, probabilities: see `Predictor`.
         on_shard: called with what was done for each shard.
     """
     from sourceward.model.file import read_model_config
@@ -100,6 +101,7 @@ def predict_shards(
     pyarrow(), open_folder(out)
     size = rows if rows is not None else ROWS[read_model_config(Path(run))["kind"]]
     given: dict[str, Any] = {"column": column, "root": root, "num_steps": num_steps, "tta": tta}
+    given |= {"probabilities": True} if probabilities else {}  # older outputs are recognised without it
     predictor = Predictor(os.path.abspath(run), device=device, **given)
     kept, done = renamed(keep), Summary()
     about = {"model": folder_id(run), **given, "keep": kept}
@@ -169,7 +171,7 @@ def _predict_table(job: Job, path: Path, about: dict[str, Any]) -> tuple[int, in
             raise InputError(
                 f"'{shard.table}' has no column {name!r} to keep; it has {', '.join(known.names)}."
             )
-    own = prediction_schema(model.sources)
+    own = prediction_schema(job.predictor)
     clash = [new for new in keep.values() if new in own.names]
     if clash:
         raise InputError(
@@ -193,7 +195,7 @@ def _predict_images(job: Job, path: Path, about: dict[str, Any]) -> tuple[int, i
     pa, model, images = pyarrow(), job.predictor.model, job.shard.images
     if model.kind != "image":
         raise InputError(f"This model reads {PLURAL[model.kind]}, but the input is images.")
-    schema = pa.schema([(INPUT, pa.string()), *prediction_schema(model.sources)])
+    schema = pa.schema([(INPUT, pa.string()), *prediction_schema(job.predictor)])
     unreadable, size = 0, CHUNK["image"]
     with write_table(path, schema, about) as write:
         for start in range(0, len(images), size):
@@ -211,8 +213,9 @@ def _arrays(answer: dict[str, np.ndarray]) -> list[Any]:
     return [pa.array(values, from_pandas=values.dtype.kind == "f") for values in answer.values()]
 
 
-def prediction_schema(sources: Sequence[str]) -> Any:
-    """Return the Arrow schema of what `Predictor` returns."""
-    pa = pyarrow()
-    empty = answer_columns(None, np.zeros(0, dtype=bool), [], (), sources)
+def prediction_schema(predictor: Predictor) -> Any:
+    """Return the Arrow schema of what a `Predictor` returns."""
+    pa, model = pyarrow(), predictor.model
+    none = np.zeros(0, dtype=bool)
+    empty = answer_columns(None, none, [], model.classes, model.sources, predictor.probabilities)
     return pa.schema([(n, pa.float32() if a.dtype.kind == "f" else pa.string()) for n, a in empty.items()])

@@ -80,29 +80,27 @@ class Reference:
         return self._known[key]
 
     @cached_property
-    def _steps(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each statistic the rows of all groups in order, and where a value is the last of its kind."""
+    def _ranks(self) -> list[np.ndarray]:
+        """For each source (rows, statistics), the ranks of its values among those of all sources."""
         pooled = np.concatenate(self.groups)
-        orders = [np.argsort(column, kind="stable") for column in pooled.T]
-        ordered = [column[order] for column, order in zip(pooled.T, orders)]
-        return [(order, np.append(np.diff(x) > 0, True)) for order, x in zip(orders, ordered)]
+        ranks = pooled.argsort(0, kind="stable").argsort(0, kind="stable").astype(float)
+        return np.split(ranks, np.cumsum([len(group) for group in self.groups])[:-1])
 
     def _draw(self, size: int, shares: np.ndarray, random: np.random.Generator) -> float:
-        """The largest distance of one window without shift. Only how often each row is drawn matters: both
-        distribution functions change at the values of these rows alone."""
-        ends = np.cumsum([len(group) for group in self.groups])
-        counts = np.zeros((len(self.groups) + 1, ends[-1]))
-        for number, (end, drawn) in enumerate(zip(ends, random.multinomial(size, shares))):
-            length = len(self.groups[number])
-            own = slice(end - length, end)
-            counts[number, own] = np.bincount(random.integers(length, size=length), minlength=length)
-            counts[-1, own] = np.bincount(random.integers(length, size=drawn), minlength=length)
-        counts /= counts.sum(1, keepdims=True)
-        steps = [counts[:, order].cumsum(1)[:, last] for order, last in self._steps]
-        levels = [np.linspace(0, own.shape[1] - 1, len(GRID)).astype(int) for own in steps]
-        design = np.concatenate([own[:, at] for own, at in zip(steps, levels)], axis=1)
-        weights = np.append(-_mixture(design[:-1].T, design[-1]), 1.0)
-        return float(max(np.abs(weights @ own).max() for own in steps))
+        """The largest distance of one window without shift.
+
+        Values that are drawn twice are set apart within their rank, as those of new samples would be: on the
+        few values of a small reference alone, a largest distance would be too small.
+        """
+
+        def drawn(ranks: np.ndarray, count: int) -> np.ndarray:
+            rows = ranks[random.integers(len(ranks), size=count)]
+            return rows + random.random(rows.shape)
+
+        counts = random.multinomial(size, shares)
+        other = Reference([drawn(own, len(own)) for own in self._ranks])
+        window = np.concatenate([drawn(own, count) for own, count in zip(self._ranks, counts)])
+        return float(other.distances(window, other.shares(window)).max())
 
     def test(self, window: np.ndarray) -> "WindowTest":
         """Test one window (rows, statistics)."""

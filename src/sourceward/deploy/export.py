@@ -90,7 +90,8 @@ def write_graph(graph: nn.Module, example: tuple[Tensor, ...], path: Path, info:
         info: goes into the file as JSON under the name `sourceward`.
     """
     batch = torch.export.Dim("batch", min=1)
-    axes = {0: batch, 1: torch.export.Dim("length", min=1)} if len(example) == 2 else {0: batch}
+    length = torch.export.Dim("length", min=1, max=getattr(graph, "longest", None))
+    axes = {0: batch, 1: length} if len(example) == 2 else {0: batch}
     shapes = tuple(axes for _ in example) + (None,) * (2 - len(example))
     given = (*example, *(None,) * (2 - len(example)))
     names = INPUTS["text"] if len(example) == 2 else INPUTS["image" if example[0].ndim == 4 else "features"]

@@ -18,6 +18,7 @@ from sourceward.functional.distilled import StartPoint, distilled_step
 from sourceward.functional.energy import latent_bias, swish
 from sourceward.model import Model
 from sourceward.nn import folded
+from sourceward.nn.backbones.preprocessing import TextPreprocessing
 from sourceward.samplers import Chain, Noise, Target, energy_target, run
 from sourceward.samplers.distilled import concatenate
 
@@ -69,6 +70,10 @@ class ExportGraph(nn.Module):
         self.kind, self.settings = model.kind, model.settings
         self.tta, self.thresholds = model.tta, model.tta_thresholds
         self.network = network = model.network.eval().requires_grad_(False)
+        if model.kind == "text":
+            assert model.backbone is not None
+            assert isinstance(model.backbone.preprocessing, TextPreprocessing)
+            self.longest = model.backbone.preprocessing.max_length  # tokens; position embeddings have an end
         if model.kind == "image":
             assert network.backbone is not None
             statistics = Statistics.of(network)

@@ -1,9 +1,6 @@
 """Times of an exported file beside the model and beside a bare exported classifier, on the CPU."""
 
-import json
 import os
-import platform
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sourceward._util.storage import write_whole
 from sourceward.deploy.export import ExportedFile, write_graph
 from sourceward.deploy.export_graph import ExportGraph, noise_off
 from sourceward.deploy.export_samples import graph_inputs, stored_samples
@@ -37,14 +33,14 @@ class BareClassifier(ExportGraph):
         return per_source.mean(1), per_source, none, none
 
 
-def write_timings(model: Model, path: Path, out: str | Path) -> dict[str, Any]:
-    """Time prediction by the model, by its exported file and by a bare exported classifier.
+def measure_timings(model: Model, path: Path) -> dict[str, Any]:
+    """Return times of prediction by the model, by its exported file and by a bare exported classifier.
 
     Args:
         model: on the host.
         path: its exported file.
-        out: a .json file for the times.
     """
+    load = round(os.getloadavg()[0], 2)
     quiet, threads = noise_off(model), torch.get_num_threads()
     samples = stored_samples(quiet)
     bare = quiet.with_tta("") if quiet.kind == "image" else quiet
@@ -53,17 +49,13 @@ def write_timings(model: Model, path: Path, out: str | Path) -> dict[str, Any]:
         write_graph(BareClassifier(bare), graph_inputs(bare, samples[:3]), file, {})
         exported, classifier = ExportedFile(path, threads), ExportedFile(file, threads)
         rows = [_times(model, samples[:count], exported, classifier) for count in ROWS]
-    found = {
-        "command": " ".join(["sourceward", *sys.argv[1:]]),
+    return {
         "model": {"kind": model.kind, "tta": model.tta, "num_steps": model.settings.num_steps},
+        "file": path.suffix,
         "threads": threads,
-        "load_at_start": round(os.getloadavg()[0], 2),
-        "versions": {"torch": torch.__version__, "python": platform.python_version()} | _onnx_version(path),
+        "load_at_start": load,
         "milliseconds": rows,
-    }
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, json.dumps(found, indent=1) + "\n")
-    return found
+    } | _onnx_version(path)
 
 
 def _times(model: Model, samples: Any, exported: ExportedFile, bare: ExportedFile) -> dict[str, Any]:

@@ -32,8 +32,8 @@ class Predictor:
     arrays, PIL images, or {"bytes", "path"} as in `datasets`), whichever the model reads; other usual names,
     such as `path` and `embedding`, are found, too. An array in place of the dictionary is that column.
 
-    Output columns: `label`, `probability`, `trust`, `agreement`, `status`, `reason`, and for each source
-    `label_NAME`, `energy_before_NAME` and `energy_after_NAME`.
+    Output columns: `label`, `probability`, `trust`, `agreement`, `status`, `reason`, for each source
+    `label_NAME`, `energy_before_NAME` and `energy_after_NAME`, and on request `probability_CLASS`.
 
     Args:
         run: a model folder, written by `fit`.
@@ -44,6 +44,7 @@ class Predictor:
         num_steps: Langevin steps in place of the model's own number; 0 predicts without adaptation.
         tta: transforms of test-time augmentation in place of the model's own; "none" for none.
         device: `cpu`, `cuda` or `auto`.
+        probabilities: also return the probability of every class.
 
     Example:
         >>> predictor = Predictor("run", keep=["id"])
@@ -63,17 +64,19 @@ class Predictor:
         num_steps: int | None = None,
         tta: str | None = None,
         device: str = "auto",
+        probabilities: bool = False,
     ) -> None:
         self.run, self.column, self.keep = str(run), column, list(keep)
         self.columns = None if columns is None else list(columns)
         self.root = None if root is None else str(root)
-        self.num_steps, self.tta, self.device = num_steps, tta, device
+        self.num_steps, self.tta, self.device, self.probabilities = num_steps, tta, device, probabilities
         self._model: Model | None = None
         self._base = "" if self.root is None else self.root
 
     def __repr__(self) -> str:
         named = ("column", "keep", "columns", "root", "num_steps", "tta")
         given = [f"{name}={getattr(self, name)!r}" for name in named if getattr(self, name) not in (None, [])]
+        given += ["probabilities=True"] if self.probabilities else []
         return f"Predictor({', '.join([repr(self.run), *given])})"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -122,7 +125,7 @@ class Predictor:
             result = model.adapt_images(rows) if readable.any() else None
         else:
             result = model.adapt(rows) if readable.any() else None
-        return answer_columns(result, readable, reasons, model.classes, model.sources)
+        return answer_columns(result, readable, reasons, model.classes, model.sources, self.probabilities)
 
 
 def answer_columns(
@@ -131,6 +134,7 @@ def answer_columns(
     reasons: Sequence[str],
     classes: Sequence[str],
     sources: Sequence[str],
+    probabilities: bool = False,
 ) -> dict[str, np.ndarray]:
     """The columns of a prediction; rows that are not readable have no label, NaN, and a reason.
 
@@ -140,6 +144,7 @@ def answer_columns(
         reasons: of every row.
         classes: names.
         sources: names.
+        probabilities: whether every class has a column.
     """
     from sourceward.model.prediction import UNREADABLE
 
@@ -168,6 +173,11 @@ def answer_columns(
     for kind, first in (("before", 3), ("after", 3 + len(sources))):
         for number, name in enumerate(sources, first):
             columns[f"energy_{kind}_{name}"] = numbers[:, number].copy()
+    if probabilities:
+        each = np.full((len(readable), len(classes)), np.nan, dtype=np.float32)
+        if result is not None:
+            each[readable] = result.probabilities
+        columns |= {f"probability_{name}": each[:, number].copy() for number, name in enumerate(classes)}
     return columns
 
 

@@ -20,7 +20,7 @@ from sourceward._util.errors import InputError
 from sourceward.data.decode import available_cores
 from sourceward.deploy.export_samples import graph_inputs, stored_samples
 from sourceward.deploy.server_answers import Request, answer, named_answer
-from sourceward.deploy.server_guard import Guard, Refused
+from sourceward.deploy.server_guard import Guard, Refused, head_in_time
 from sourceward.deploy.server_inputs import FIELD, Sample, check_count, read_image, read_json
 from sourceward.deploy.server_queue import Batcher, Full
 from sourceward.deploy.server_settings import Limits, Metrics
@@ -226,10 +226,20 @@ def serve(
                 print(f"Serving on http://{host}:{port} (Ctrl-C stops)", flush=True)
 
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    config = uvicorn.Config(
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again after a graceful stop
+    with suppress(KeyboardInterrupt):
+        Server(server_config(app, host, port, limits)).run()
+
+
+def server_config(app: Any, host: str, port: int, limits: Limits) -> Any:
+    """The settings of uvicorn for an application of `create_app`."""
+    import uvicorn
+
+    return uvicorn.Config(
         app,
         host,
         port,
+        http=head_in_time(limits.body_seconds),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -237,6 +247,3 @@ def serve(
         limit_concurrency=limits.connections,
         timeout_graceful_shutdown=int(limits.seconds + limits.body_seconds),
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again after a graceful stop
-    with suppress(KeyboardInterrupt):
-        Server(config).run()

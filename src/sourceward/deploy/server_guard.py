@@ -143,6 +143,36 @@ class Guard:
                 return b"".join(parts)
 
 
+def head_in_time(seconds: float) -> Any:
+    """A protocol of uvicorn that closes a connection whose next request has no whole head by then.
+
+    Without it, clients that send a few bytes and wait could hold all connections for ever.
+    """
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class HeadInTime(H11Protocol):
+        waits: Any = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def _watch(self) -> None:
+            if self.waits is None and (self.cycle is None or self.cycle.response_complete):
+                self.waits = self.loop.call_later(seconds, self._end, self.cycle)
+
+        def _end(self, last: Any) -> None:
+            self.waits = None
+            if self.cycle is last:
+                self.transport.close()
+
+    return HeadInTime
+
+
 def _replay(body: bytes, receive: Receive) -> Receive:
     """A `receive` that gives the body once, then what comes after it."""
     whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]

@@ -1,16 +1,14 @@
-"""Load test of the server on this machine: `python -m sourceward.deploy.server_load RUN INPUT... --out FILE`.
+"""Load test of the server on this machine; `sourceward bench serve` runs it.
 
-It starts `sourceward serve`, finds the rate that the machine holds (or takes --rate), and sends requests at
-that rate for some minutes: good ones, whose answers are compared with `Model.predict`, and bad ones: clients
-that hang up, send half a body, garbage, or a huge image. It writes counts, latencies and memory as JSON.
+It starts `sourceward serve`, finds the highest rate that the machine holds, and sends requests at that rate
+for some minutes: good ones, whose answers are compared with `Model.predict`, and bad ones: clients that hang
+up, send half a body, garbage, or a huge image. It returns counts, latencies and memory.
 """
 
-import argparse
 import asyncio
 import io
 import json
 import os
-import platform
 import random
 import re
 import signal
@@ -24,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from sourceward._util.storage import write_whole
 from sourceward.data.decode import decode_image
 from sourceward.data.loading import image_geometry
 from sourceward.deploy.predictor import load_model
@@ -47,6 +44,22 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Requests:
+    samples: list[tuple[bytes, Any]]
+    """Good requests, and what the model predicts."""
+    huge: bytes
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What is sent: how long, how many different samples, and the share of bad requests."""
+
+    minutes: float = 10.0
+    samples: int = 64
+    bad: float = 0.1
 
 
 def http(body: bytes, kind: str) -> bytes:
@@ -116,7 +129,13 @@ async def bad(port: int, how: str, request: bytes, huge: bytes, tally: Tally) ->
     """Behave badly in one of the ways of `BAD`."""
     tally.counts[how] += 1
     if how in ("garbage", "huge_image"):
-        code, body = await send(port, huge if how == "huge_image" else http(os.urandom(3000), "text/plain"))
+        try:
+            code, body = await send(
+                port, huge if how == "huge_image" else http(os.urandom(3000), "text/plain")
+            )
+        except (OSError, IndexError, ValueError, TimeoutError) as error:
+            tally.counts[f"no answer to {how} ({type(error).__name__})"] += 1
+            return
         if not 400 <= code < 500 or b"Traceback" in body:
             tally.counts[f"wrong status {code} for {how}"] += 1
         return
@@ -127,7 +146,7 @@ async def bad(port: int, how: str, request: bytes, huge: bytes, tally: Tally) ->
     writer.transport.abort()
 
 
-async def at_rate(port: int, plan: "Plan", rate: float, seconds: float, bad_share: float) -> Tally:
+async def at_rate(port: int, plan: Requests, rate: float, seconds: float, bad_share: float) -> Tally:
     """Start requests at a fixed rate, whatever the answers do."""
     tally, tasks, begin, number = Tally(), set(), perf_counter(), 0
     while (now := perf_counter() - begin) < seconds:
@@ -148,13 +167,7 @@ async def at_rate(port: int, plan: "Plan", rate: float, seconds: float, bad_shar
     return tally
 
 
-@dataclass
-class Plan:
-    samples: list[tuple[bytes, Any]]
-    huge: bytes
-
-
-async def find_rate(port: int, plan: Plan) -> float:
+async def find_rate(port: int, plan: Requests) -> float:
     """The highest rate, in steps of 10 % below what four clients get one after the other, that holds."""
     done, begin = 0, perf_counter()
 
@@ -180,53 +193,56 @@ def memory_mb(pid: int) -> float:
     return int(found[1]) / 1024 if found else float("nan")
 
 
-async def run(options: argparse.Namespace) -> dict[str, Any]:
+def measure_load(run: Path, inputs: list[str], plan: LoadPlan) -> dict[str, Any]:
+    """Load a server of the model folder `run` with samples of `inputs`; returns what happened."""
+    random.seed(0)
+    return asyncio.run(_measure(run, inputs, plan))
+
+
+async def _measure(run: Path, inputs: list[str], plan: LoadPlan) -> dict[str, Any]:
     """Start the server, load it, stop it in the middle of requests."""
-    model = load_model(options.run, "cpu", options.num_steps, options.tta)
-    plan = Plan(read_samples(model, options.inputs, options.samples), form(_huge()))
-    command = [sys.executable, "-m", "sourceward", "serve", options.run, "--port", "0", "--device", "cpu"]
-    if options.num_steps is not None:
-        command += ["--num-steps", str(options.num_steps)]
-    if options.tta is not None:
-        command += ["--tta", options.tta]
+    model = load_model(run, "cpu")
+    requests = Requests(read_samples(model, inputs, plan.samples), form(_huge()))
+    command = [sys.executable, "-m", "sourceward", "serve", str(run), "--port", "0", "--device", "cpu"]
     server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert server.stdout is not None
-    line = (await server.stdout.readline()).decode()
-    port, memory = int(line.split(":")[2].split()[0]), []
-    rate = options.rate or await find_rate(port, plan)
-    print(f"{rate:.1f} requests/s for {options.minutes:g} minutes", file=sys.stderr, flush=True)
+    try:
+        line = (await server.stdout.readline()).decode()
+        port, memory = int(line.split(":")[2].split()[0]), []
+        rate = await find_rate(port, requests)
+        print(f"{rate:.1f} requests/s for {plan.minutes:g} minutes", file=sys.stderr, flush=True)
 
-    async def watch() -> None:
-        while True:
-            memory.append(round(memory_mb(server.pid), 1))
-            await asyncio.sleep(10)
+        async def watch() -> None:
+            while True:
+                memory.append(round(memory_mb(server.pid), 1))
+                await asyncio.sleep(10)
 
-    watching = asyncio.create_task(watch())
-    tally = await at_rate(port, plan, rate, 60 * options.minutes, options.bad)
-    watching.cancel()
-    _, metrics = await send(port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    last = Tally()
-    stopping = [asyncio.create_task(good(port, *random.choice(plan.samples), last)) for _ in range(16)]
-    await asyncio.sleep(0.2)  # they are accepted by then
-    server.send_signal(signal.SIGTERM)
-    await asyncio.gather(*stopping)
-    code = await server.wait()
-    return report(options, rate, tally, memory, metrics.decode()) | {
+        watching = asyncio.create_task(watch())
+        tally = await at_rate(port, requests, rate, 60 * plan.minutes, plan.bad)
+        watching.cancel()
+        head = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        _, metrics = await send(port, head)
+        last, picked = Tally(), [random.choice(requests.samples) for _ in range(16)]
+        stopping = [asyncio.create_task(good(port, *pair, last)) for pair in picked]
+        await asyncio.sleep(0.2)  # they are accepted by then
+        server.send_signal(signal.SIGTERM)
+        await asyncio.gather(*stopping)
+        code = await server.wait()
+    finally:
+        if server.returncode is None:
+            server.kill()
+    return report(rate, tally, memory, metrics.decode()) | {
         "stopped_in_16_requests": {"counts": dict(last.counts), "wrong": len(last.wrong), "exit_code": code}
     }
 
 
-def report(
-    options: argparse.Namespace, rate: float, tally: Tally, memory: list[float], metrics: str
-) -> dict[str, Any]:
+def report(rate: float, tally: Tally, memory: list[float], metrics: str) -> dict[str, Any]:
     """The results as JSON values."""
     lost = sum(count for name, count in tally.counts.items() if name.startswith("lost"))
     quantiles = np.quantile(tally.seconds or [float("nan")], [0.5, 0.95, 0.99, 1.0])
     times = dict(zip(("p50", "p95", "p99", "max"), (1000 * quantiles).round(1).tolist()))
     batch = dict(re.findall(r"sourceward_batch_samples_(sum|count) ([\d.]+)", metrics))
     return {
-        "command": "python -m sourceward.deploy.server_load " + " ".join(sys.argv[1:]),
-        "minutes": options.minutes,
         "requests_per_second": round(rate, 2),
         "lost": lost,
         "wrong": len(tally.wrong),
@@ -234,10 +250,13 @@ def report(
         "counts": dict(sorted(tally.counts.items())),
         "milliseconds": times,
         "samples_per_batch": round(float(batch["sum"]) / max(float(batch["count"]), 1), 2) if batch else None,
-        "memory_mb_every_10_s": memory,
-        "cores": len(os.sched_getaffinity(0)),
-        "load_at_end": round(os.getloadavg()[0], 2),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "memory_mb": {
+            "start": memory[0],
+            "after_a_minute": memory[min(6, len(memory) - 1)],
+            "end": memory[-1],
+            "most": max(memory),
+            "every_10_s": memory,
+        },
         "note": "clients and server share the cores",
     }
 
@@ -248,27 +267,3 @@ def _huge() -> bytes:
     file = io.BytesIO()
     Image.new("L", HUGE).save(file, "PNG")
     return file.getvalue()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m sourceward.deploy.server_load", description=__doc__)
-    parser.add_argument("run", help="a model folder")
-    parser.add_argument("inputs", nargs="+", help="files, as for `predict`")
-    parser.add_argument("--out", required=True, help="a .json file")
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--rate", type=float, help="requests per second; searched without")
-    parser.add_argument("--bad", type=float, default=0.1, help="share of bad requests")
-    parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--num-steps", type=int)
-    parser.add_argument("--tta")
-    options = parser.parse_args()
-    random.seed(0)
-    found = asyncio.run(run(options))
-    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(options.out, json.dumps(found, indent=1) + "\n")
-    shown = {name: found[name] for name in ("requests_per_second", "lost", "wrong", "counts", "milliseconds")}
-    print(json.dumps(shown, indent=1))
-
-
-if __name__ == "__main__":
-    main()

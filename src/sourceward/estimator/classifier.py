@@ -79,18 +79,30 @@ class DomainClassifier(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, 
         return tags
 
 
-def warn_not_estimated(num_steps: Any, aggregation: str, sources: int, named: bool) -> None:
-    """Warn when too few sources leave out what the settings require of validation."""
+NOT_ESTIMATED = (
+    "adaptation is off and its expected gain is not estimated, nor are the expected accuracy on an unseen "
+    "domain and thresholds of trust"
+)
+
+
+def warn_not_estimated(num_steps: Any, aggregation: str, sources: int, found: str, fix: str) -> None:
+    """Warn when too few sources leave out what the settings require of validation.
+
+    Args:
+        num_steps, aggregation: of test time.
+        sources: number of source domains.
+        found: where they come from, for the sentence.
+        fix: what to do.
+    """
     left_out = [
-        *(["adaptation is off and its expected gain is not estimated"] if num_steps == AUTO else []),
+        *([NOT_ESTIMATED] if num_steps == AUTO else []),
         *(["source weights are not learned (`energy` is used)"] if aggregation == "learned" else []),
     ]
     if sources >= MIN_SOURCES or not left_out:
         return
-    found = f"`sample_domain` has {sources}" if named else "`sample_domain` is missing, so all rows are one"
     warnings.warn(
         f"Leave-one-domain-out validation needs {MIN_SOURCES} source domains, but {found}: "
-        f"{'; '.join(left_out)}. Pass the domain of each row, or set `num_steps`.",
+        f"{'; '.join(left_out)}. {fix}",
         UserWarning,
         stacklevel=_outside(),
     )

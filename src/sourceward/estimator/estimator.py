@@ -149,7 +149,9 @@ class EnergyAdapter(DomainClassifier):
         self._forget()
         X, y = given.validated(self, X, y, reset=True)
         X, y, names, source = given.encode_sources(X, y, sample_domain)
-        warn_not_estimated(self.num_steps, self.aggregation, len(names), sample_domain is not None)
+        missing, fix = "is missing, so all rows are one", "Pass the domain of each row, or set `num_steps`."
+        found = f"`sample_domain` {missing if sample_domain is None else f'has {len(names)}'}"
+        warn_not_estimated(self.num_steps, self.aggregation, len(names), found, fix)
         self.classes_, label = np.unique(y, return_inverse=True)
         parts = given.split_sources(X, label, source, names, self.classes_, allow_missing)
         return self.fit_sources(parts, names, self.classes_, given.shifted_part(self, X_shifted, y_shifted))

@@ -190,4 +190,5 @@ def choose_adaptation(
         choose_steps=estimator.num_steps == AUTO,
         tta=tta,
         kept_gain=kept_gain,
+        progress=estimator.verbose,
     )

@@ -14,10 +14,12 @@ from sourceward._util.storage import tensor_hash
 from sourceward.data import DomainDataset
 from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
+from sourceward.estimator.classifier import warn_not_estimated
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
 from sourceward.nn.backbones.backbone import SEVERAL
 from sourceward.settings import AUTO
 from sourceward.training.configuration import NONE, FitSettings, is_pretrained, settings_for
+from sourceward.training.finetune import FINETUNE_METHODS
 from sourceward.training.presets import PRESETS
 from sourceward.validation.crossfit import statistics_layers
 from sourceward.validation.folds import MIN_SOURCES
@@ -60,10 +62,18 @@ def make_backbone(
 def check_settings(
     sources: DomainDataset, backbone: Backbone | None, settings: FitSettings, trains: bool
 ) -> None:
-    """Refuse settings that this data or this backbone cannot use."""
+    """Refuse settings that this data or this backbone cannot use; warn of what cannot be estimated."""
     if trains and backbone is not None and backbone.family == SEVERAL:
         raise InputError("Several backbones side by side are used frozen: pass --freeze, or name one.")
+    if trains and settings.recipe == "two-stage":
+        name = settings.finetune.method
+        needs = FINETUNE_METHODS[name].needs
+        needs.check(name, sources.kind, len(sources.domain_names), settings.finetune)
     _check_shifts(sources, backbone, settings, trains)
+    count = len(sources.domain_names)
+    fix = "Leave fewer domains out, or split the data by what will differ: site, camera, year."
+    found = f"there {'is' if count == 1 else 'are'} {count}"
+    warn_not_estimated(settings.num_steps, settings.aggregation, count, found, fix)
     if settings.tta in (AUTO, NONE):
         return
     if backbone is None or backbone.kind != "image":

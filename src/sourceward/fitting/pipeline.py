@@ -20,10 +20,16 @@ from torch import nn
 
 from sourceward._util.devices import Meter, choose_device, join_processes
 from sourceward._util.errors import InputError
+from sourceward._util.progress import announce
 from sourceward._util.storage import held_folder
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
-from sourceward.data.features import corrupted_features, extract_corrupted, extract_features
+from sourceward.data.features import (
+    corrupted_features,
+    extract_corrupted,
+    extract_features,
+    has_features,
+)
 from sourceward.data.loading import SourceData, encode, load_sources
 from sourceward.fitting.adapter import attach, fit_adapter, make_estimator, validation_scores
 from sourceward.fitting.checks import (
@@ -39,6 +45,7 @@ from sourceward.fitting.checks import (
     tta_candidates,
     validation_rows,
 )
+from sourceward.fitting.estimate import estimate
 from sourceward.model import Model, load
 from sourceward.model.held_out import held_out_statistics
 from sourceward.nn.backbones import Backbone
@@ -50,6 +57,9 @@ from sourceward.training.run_folder import Context, RunFolder, open_board, softw
 from sourceward.validation.crossfit import crossfit_folds, source_statistics
 from sourceward.validation.folds import MIN_SOURCES, Source
 from sourceward.validation.frozen import FrozenSources, source_amplitudes
+
+LONG_SECONDS = 10.0
+"""Of feature extraction that is announced."""
 
 
 def fit(
@@ -104,7 +114,8 @@ def fit(
             return load(out, place)
         board = open_board(folder.path) if tensorboard and processes.is_main else None
         context = Context(folder, plan, seed, processes, place, progress, board)
-        info = configuration | {"software": software()}
+        data = configuration["data"] | {"counts": sources.counts().tolist()}
+        info = configuration | {"data": data, "software": software()}
         with held_folder(out) if processes.is_main else nullcontext():
             return _fit(sources, body, trains, context, info)
     except (OSError, SafetensorError) as error:
@@ -214,8 +225,9 @@ def _on_frozen(
     unseen = validation_rows(sources, settings)
     if backbone is not None:
         backbone = backbone.to(context.device).eval().requires_grad_(False)
+        _announce(sources, backbone, context)
     with context.part("statistics of sources"):
-        amplitudes = source_amplitudes(sources, rows, backbone, context.device)
+        amplitudes = source_amplitudes(sources, rows, backbone, context.device, context.progress)
     frozen = FrozenSources(sources, rows, backbone, context, amplitudes)
     shifted = None
     if backbone is not None and settings.corrupts(sources.kind, len(rows)):
@@ -233,6 +245,15 @@ def _on_frozen(
     info["cost"] = {"heads": meter.read(), "parts": context.parts}
     info["metrics"] = scores | {"seconds": context.seconds()}
     return model
+
+
+def _announce(sources: DomainDataset, backbone: Backbone, context: Context) -> None:
+    """State time and disk of long feature extraction before it starts."""
+    if context.progress is False or has_features(sources, backbone, context.device):
+        return
+    found = estimate(sources, backbone, context.settings, context.device)
+    if found.seconds >= LONG_SECONDS:
+        announce(f"features: {found}", context.progress)
 
 
 def keep_features(

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 RESAMPLES = 2000
+MANY_CLASSES = 100
+"""Above this number of classes no confusion matrix is stored."""
 
 
 def accuracy(probability: Tensor, label: Tensor) -> Tensor:
@@ -42,6 +44,38 @@ def expected_calibration_error(probability: Tensor, label: Tensor, bins: int = 1
     gap = torch.zeros(bins, dtype=probability.dtype, device=probability.device)
     gap.index_add_(0, index, correct - confidence)
     return gap.abs().sum() / len(label)
+
+
+def confusion_counts(predicted: np.ndarray, label: np.ndarray, classes: int) -> np.ndarray:
+    """Number of samples of each true class (row) that got each prediction (column).
+
+    >>> confusion_counts(np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
+    array([[1, 1],
+           [0, 1]])
+    """
+    counts = np.zeros((classes, classes), dtype=int)
+    np.add.at(counts, (label, predicted), 1)
+    return counts
+
+
+def balanced_accuracy(counts: np.ndarray) -> float:
+    """Mean over the classes that occur of the share that is predicted right.
+
+    >>> balanced_accuracy(np.array([[3, 1], [0, 1]]))
+    0.875
+    """
+    total = counts.sum(1)
+    return float((counts.diagonal()[total > 0] / total[total > 0]).mean())
+
+
+def macro_f1(counts: np.ndarray) -> float:
+    """Mean over the classes that occur or are predicted of F1 = 2 right / (true + predicted).
+
+    >>> round(macro_f1(np.array([[3, 1], [0, 1]])), 3)
+    0.762
+    """
+    both = counts.sum(0) + counts.sum(1)
+    return float((2 * counts.diagonal()[both > 0] / both[both > 0]).mean())
 
 
 def paired_draws(change: np.ndarray, random: np.random.Generator, resamples: int = RESAMPLES) -> np.ndarray:

@@ -5,10 +5,12 @@ from typing import Any
 from sourceward.validation.expected_gain import ExpectedGain
 
 SHOWN_CLASSES = 20
-NOT_ESTIMATED = (
-    "Not estimated: the expected gain on an unseen domain needs `num_steps='auto'`, at least 3 source "
-    "domains and, with a fine-tuned backbone, `recipe=two-stage` and `crossfit` above 0."
+NEEDS = (
+    "needs `num_steps='auto'`, at least 3 source domains and, with a fine-tuned backbone, `recipe=two-stage` "
+    "and `crossfit` above 0"
 )
+NOT_ESTIMATED = f"Not estimated: the expected gain on an unseen domain {NEEDS}."
+ACCURACY = "Expected accuracy on an unseen domain"
 
 _INPUT = {"image": "Images", "text": "Texts", "features": "Feature vectors"}
 _EXAMPLE = {"image": '["a.jpg"]', "text": '["a text"]', "features": "X"}
@@ -36,10 +38,19 @@ def model_card(config: dict[str, Any]) -> str:
         "---",
         "# A sourceward model",
         "",
+        expected_accuracy_text(config.get("expected_gain")),
+        "",
         "Adapts each test sample to the source domains, then classifies it. No weight of the model changes.",
         "",
     ]
     return "\n".join([*head, *(f"## {title}\n\n{text}\n" for title, text in sections.items() if text)])
+
+
+def expected_accuracy_text(expected: dict[str, Any] | None) -> str:
+    """Return the sentence on the expected accuracy; `expected` is an `ExpectedGain` as a dictionary."""
+    if expected is None or expected.get("accuracy") is None:
+        return f"{ACCURACY}: not estimated; it {NEEDS}."
+    return f"{ACCURACY}: {ExpectedGain(**expected).accuracy_text}."
 
 
 def expected_gain_text(expected: dict[str, Any] | None) -> str:

@@ -1,7 +1,8 @@
 """Accuracy on labelled domains with and without adaptation, with a bootstrap interval of the gain."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sourceward._util.errors import InputError, unknown_name
+from sourceward._util.progress import Advance, progress_bar
 from sourceward.adaptation import AdaptationResult
 from sourceward.adaptation.base import select_rows
 from sourceward.adaptation.tta import (
@@ -26,8 +28,16 @@ from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import encode, prepare_samples
 from sourceward.data.transforms import parse_transforms
 from sourceward.functional.calibration import calibration_gap, risk_coverage
-from sourceward.functional.metrics import interval, paired_draws
+from sourceward.functional.metrics import (
+    MANY_CLASSES,
+    balanced_accuracy,
+    confusion_counts,
+    interval,
+    macro_f1,
+    paired_draws,
+)
 from sourceward.model.captured import copy_encoder
+from sourceward.model.examples import saved_and_lost
 from sourceward.model.items import PLURAL
 from sourceward.model.model import Model
 from sourceward.validation.stream import ALLOW, run_stream
@@ -41,12 +51,14 @@ def evaluate(
     target: str | Sequence[str] = (),
     num_steps: int | None = None,
     allow: str = ALLOW[0],
+    examples: bool = False,
     progress: bool | None = None,
 ) -> dict[str, Any]:
     """Measure accuracy on each domain, per source and aggregated, with a 95 % interval of the gain.
 
     Test-time augmentation (`Model.with_tta`) is part of adaptation; the unadapted accuracy has none. Beside
-    accuracy it measures trust: calibration, and the error against the share of samples that are answered.
+    accuracy it measures balanced accuracy, macro-F1, confusion and trust: calibration, and the error against
+    the share of samples that are answered.
 
     Args:
         model: see `load`.
@@ -56,13 +68,16 @@ def evaluate(
         num_steps: instead of the model's own.
         allow: `sample` by sample, or with a state that every domain starts anew: a `stream` in random order,
             or the whole domain as one `batch`.
+        examples: also return samples that adaptation saved or lost, and mistakes, with image or text.
         progress: show bars; None shows them if standard error is a terminal.
 
     Returns:
-        {"domains": {name: scores}, "mean": scores}; accuracies are between 0 and 1. The mean is over
-        the domains that the model was not trained on, if there are any. Where samples in doubt alone get
-        copies, `stopped` are the shares that need none or those of the first transform alone, `passes` are
-        the backbone's passes for each sample, and `all_copies` is the accuracy with all copies of every one.
+        {"classes": names, "domains": {name: scores}, "mean": scores}; accuracies are between 0 and 1. The
+        mean is over the domains that the model was not trained on, if there are any. `majority` is the share
+        of the domain's largest class. Rows of `confusion` are true classes, columns predictions. Where
+        samples in doubt alone get copies, `stopped` are the shares that need none or those of the first
+        transform alone, `passes` are the backbone's passes for each sample, and `all_copies` is the accuracy
+        with all copies of every one.
     """
     if allow not in ALLOW:
         raise unknown_name("choice of `allow`,", allow, ALLOW)
@@ -71,8 +86,7 @@ def evaluate(
         raise InputError(f"This model reads {PLURAL[model.kind]}, but the data holds {PLURAL[dataset.kind]}.")
     dataset = _domains(dataset, target, model)
     labels = _labels(dataset, model)
-    tta, thresholds = (model.tta, model.tta_thresholds) if num_steps != 0 else ("", ())
-    copies = dataset_copies(model, dataset, tta, progress)
+    copies = dataset_copies(model, dataset, model.tta if num_steps != 0 else "", progress)
     random = np.random.default_rng(0)
     domains, draws = {}, {}
     for code, name in enumerate(dataset.domain_names):
@@ -80,27 +94,50 @@ def evaluate(
         if len(rows):
             there = torch.from_numpy(rows).to(model.device)
             parts = [copy._replace(feature=copy.feature[there]) for copy in copies]
-            before = model.adapt_features(parts[0].feature, num_steps=0)
-            settings = model.settings if num_steps is None else model.settings_for(num_steps)
-            each = predict_each(model.network, parts, settings)
-            after = stop_early(each, tta, thresholds).with_trust(settings.temperature)
-            after = _with_state(model, after, allow)
+            before, after, more = _predict(model, parts, num_steps, allow, labels[rows])
             domains[name], draws[name] = _scores(model, before, after, labels[rows], random)
-            domains[name]["trained_on"] = name in model.sources
-            if thresholds:
-                stopped = stopped_shares(each, tta, thresholds)
-                right = stop_early(each, tta).probabilities.argmax(1) == labels[rows]
-                passes = _passes([copy.name for copy in parts], levels(tta, thresholds), stopped)
-                domains[name] |= {"stopped": stopped, "passes": passes, "all_copies": float(right.mean())}
+            domains[name] |= {"trained_on": name in model.sources, **more}
+            if examples:
+                own = replace(dataset.select(rows), labels=labels[rows], classes=model.classes)
+                p, codes = (before.probabilities, after.probabilities), np.arange(len(model.classes))
+                domains[name]["examples"] = saved_and_lost(*p, own.labels, codes, own, mistakes=True)
+    return {"classes": [*model.classes], "domains": domains, "mean": _mean(domains, draws)}
+
+
+def _predict(
+    model: Model, parts: list[CopyFeatures], num_steps: int | None, allow: str, label: np.ndarray
+) -> tuple[AdaptationResult, AdaptationResult, dict[str, Any]]:
+    """Predictions on one domain without and with adaptation, and what a cascade leaves out."""
+    before = model.adapt_features(parts[0].feature, num_steps=0)
+    settings = model.settings if num_steps is None else model.settings_for(num_steps)
+    tta, thresholds = (model.tta, model.tta_thresholds) if num_steps != 0 else ("", ())
+    each = predict_each(model.network, parts, settings)
+    after = stop_early(each, tta, thresholds).with_trust(settings.temperature)
+    after = _with_state(model, after, allow)
+    if not thresholds:
+        return before, after, {}
+    stopped = stopped_shares(each, tta, thresholds)
+    passes = _passes([copy.name for copy in parts], levels(tta, thresholds), stopped)
+    right = stop_early(each, tta).probabilities.argmax(1) == label
+    return before, after, {"stopped": stopped, "passes": passes, "all_copies": float(right.mean())}
+
+
+def _mean(domains: dict[str, Any], draws: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Means over the domains that the model was not trained on, or over all if there are no others."""
     averaged = [name for name, scores in domains.items() if not scores["trained_on"]] or list(domains)
     mean: dict[str, Any] = {
         key: np.mean([domains[name][key] for name in averaged], axis=0).tolist()
-        for key in ("unadapted", "adapted", "gain", "stopped", "passes", "all_copies")
+        for key in ("unadapted", "adapted", "gain", "majority", "stopped", "passes", "all_copies")
         if all(key in domains[name] for name in averaged)
     }
+    for key in ("balanced_accuracy", "macro_f1"):
+        mean[key] = {
+            way: float(np.mean([domains[name][key][way] for name in averaged]))
+            for way in ("unadapted", "adapted")
+        }
     mean |= _interval(np.mean([draws[name] for name in averaged], axis=0))
     mean["samples"] = sum(domains[name]["samples"] for name in averaged)
-    return {"domains": domains, "mean": mean}
+    return mean
 
 
 @torch.no_grad()
@@ -137,8 +174,9 @@ def dataset_copies(
     if names:
         samples = prepare_samples(dataset, backbone, model.device, show=progress)
         encoder = copy_encoder(model, "+".join(names), plain=False)
-        copies = copy_features(encoder, samples.stored(slice(0, len(dataset))), network.rescale)
-        found += flat(copies)
+        images = samples.stored(slice(0, len(dataset)))
+        with progress_bar(len(dataset), "features of copies", progress) as advance:
+            found += flat(copy_features(encoder, _counted(images, advance), network.rescale))
     return found
 
 
@@ -150,6 +188,15 @@ def _passes(names: Sequence[str], every: Sequence[Sequence[str]], stopped: Seque
     """
     copies = [sum(name in level for name in names) for level in every]
     return float(np.dot(copies, [*stopped, 1 - sum(stopped)]))
+
+
+def _counted(batches: Iterable[Tensor], advance: Advance) -> Iterator[Tensor]:
+    """The batches, reporting the rows of those that are done."""
+    done = 0
+    for batch in batches:
+        yield batch
+        done += len(batch)
+        advance(done)
 
 
 def _with_state(model: Model, result: AdaptationResult, allow: str) -> AdaptationResult:
@@ -198,12 +245,23 @@ def _scores(
         }
         for i, name in enumerate(model.sources)
     }
+    count = len(model.classes)
+    confusion = {
+        way: confusion_counts(result.probabilities.argmax(1), labels, count)
+        for way, result in (("unadapted", before), ("adapted", after))
+    }
     scores = {
         "samples": len(labels),
         "unadapted": float(right[0].mean()),
         "adapted": float(right[1].mean()),
         "gain": float(change.mean()),
         **_interval(resampled),
+        "majority": float(np.bincount(labels).max() / len(labels)),
+        "balanced_accuracy": {way: balanced_accuracy(counts) for way, counts in confusion.items()},
+        "macro_f1": {way: macro_f1(counts) for way, counts in confusion.items()},
+        "confusion": {way: counts.tolist() for way, counts in confusion.items()}
+        if count <= MANY_CLASSES
+        else None,
         "per_source": per_source,
         "status": dict(Counter(after.status.tolist())),
         "trust": _trust(model, after, right[1]),

@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from sourceward._util.errors import InputError
+from sourceward._util.storage import write_whole
+
+SPACE = Path(__file__).with_name("space.py")
+"""The Gradio app of a Space."""
 
 
 @cache
@@ -26,6 +30,7 @@ def hub_class() -> Any:
 
         def _save_pretrained(self, save_directory: Path) -> None:
             self.model.save(save_directory)
+            write_whole(save_directory / "app.py", SPACE.read_text(encoding="utf-8"))
 
         @classmethod
         def _from_pretrained(

@@ -38,7 +38,7 @@ from sourceward.model.items import (
     send,
 )
 from sourceward.model.prediction import Prediction, explain
-from sourceward.model.summary import summary
+from sourceward.model.summary import summary, summary_html
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.folded import clear_folded
@@ -62,6 +62,7 @@ class Model:
     cascade: bool = True
 
     __repr__ = summary
+    _repr_html_ = summary_html
 
     @property
     def network(self) -> Network:
@@ -115,10 +116,9 @@ class Model:
 
     @property
     def tta_thresholds(self) -> tuple[float, ...]:
-        """Probabilities from which a prediction is the answer: the first without copies, the second with the
-        copies of the first transform. Without thresholds every sample gets all copies.
-
-        Leave-one-domain-out validation chooses them for the model's own transforms.
+        """Probabilities from which a prediction is the answer: without copies, then with those of the first
+        transform. Without thresholds every sample gets all copies. Validation chooses them for the model's
+        own transforms.
         """
         return self.adapter.tta_thresholds_ if self.cascade and self.tta == self.adapter.tta_ else ()
 
@@ -207,9 +207,9 @@ class Model:
             raise InputError("This model has no thresholds: `fit` estimates them with three or more sources.")
         return self.adapter.trust_.threshold(coverage)
 
-    def explain(self, result: AdaptationResult) -> list[Prediction]:
-        """One `Prediction` for each row."""
-        return explain(result, self.classes, self.sources)
+    def explain(self, result: AdaptationResult, probabilities: bool = False) -> list[Prediction]:
+        """One `Prediction` for each row, with the probabilities of all classes on request."""
+        return explain(result, self.classes, self.sources, probabilities)
 
     @torch.no_grad()
     def features(self, inputs: Any) -> Tensor:
@@ -264,10 +264,16 @@ class Model:
         return hub_class().from_pretrained(name, **options).model
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload to the Hugging Face Hub; returns the address."""
+        """Upload to the Hugging Face Hub, with a Gradio `app.py` for a Space; returns the address."""
         from sourceward.model.hub import hub_class
 
         return str(hub_class()(self).push_to_hub(repo_id, **options))
+
+    def export(self, path: str | Path, *, samples: Any = None) -> dict[str, Any]:
+        """Write the whole prediction to an .onnx or .pt2 file; see `sourceward.export`."""
+        import sourceward
+
+        return sourceward.export(self, path, samples=samples)
 
     @property
     def preprocessing(self) -> ImagePreprocessing:

@@ -38,6 +38,7 @@ def predict_files(
     root: str | None = None,
     stream: AdaptationStream[list[Prediction]] | None = None,
     abstain_below: float = 0.0,
+    probabilities: bool = False,
     progress: bool | None = None,
 ) -> tuple[int, list[Failure]]:
     """Write a row for every input to `out`; return the number of predictions, and the failures.
@@ -54,9 +55,10 @@ def predict_files(
             to its table and may lead anywhere.
         stream: of the model, to predict the inputs in order with its state.
         abstain_below: where trust is lower, a row has the status `abstained` and no label.
+        probabilities: also write the probability of every class.
         progress: show a bar; None shows it if standard error is a terminal.
     """
-    writer = writer_for(Path(out), model.sources)
+    writer = writer_for(Path(out), model.sources, model.classes if probabilities else ())
     samples = list(find_inputs(model.kind, inputs, column, delimiter, root))
     if not samples:
         raise InputError(f"Found nothing to predict in {', '.join(map(str, inputs))}.")
@@ -65,7 +67,7 @@ def predict_files(
         write = writer(file)
         done = 0
         for chunk, values, readable in _read_chunks(model, samples):
-            predictions = iter([] if readable is None else _predict(model, readable, stream))
+            predictions = iter([] if readable is None else _predict(model, readable, stream, probabilities))
             for sample, value in zip(chunk, values):
                 answer = value if isinstance(value, Failure) else next(predictions)
                 if isinstance(answer, Prediction) and answer.trust < abstain_below:
@@ -138,10 +140,10 @@ def _is_empty(file: StoredFile) -> bool:
 
 
 def _predict(
-    model: Model, values: Any, stream: AdaptationStream[list[Prediction]] | None
+    model: Model, values: Any, stream: AdaptationStream[list[Prediction]] | None, probabilities: bool
 ) -> list[Prediction | None]:
     """A prediction for each value; None where it would not be finite."""
     result = model.adapt_images(values) if model.kind == "image" else model.adapt(values)
     result = result if stream is None else stream.update(result)
     finite = np.isfinite(result.probabilities).all(1)
-    return [found if ok else None for found, ok in zip(model.explain(result), finite)]
+    return [found if ok else None for found, ok in zip(model.explain(result, probabilities), finite)]

@@ -33,10 +33,14 @@ class Prediction:
     """Share of the predictions of copies and sources that are the label."""
     trust: float
     """Estimated probability that the label is right."""
+    probabilities: dict[str, float] | None = None
+    """Of every class, on request."""
 
 
-def explain(result: AdaptationResult, classes: Sequence[str], sources: Sequence[str]) -> list[Prediction]:
-    """One `Prediction` for each row of a result."""
+def explain(
+    result: AdaptationResult, classes: Sequence[str], sources: Sequence[str], probabilities: bool = False
+) -> list[Prediction]:
+    """One `Prediction` for each row of a result, with the probabilities of all classes on request."""
     best, of_source = result.probabilities.argmax(1), result.per_source.argmax(2)
 
     def named(values: np.ndarray) -> dict[str, float]:
@@ -52,6 +56,7 @@ def explain(result: AdaptationResult, classes: Sequence[str], sources: Sequence[
             str(result.status[row]),
             float(result.agreement[row]),
             float(result.trust[row]),
+            dict(zip(classes, map(float, result.probabilities[row]))) if probabilities else None,
         )
         for row in range(len(result))
     ]
@@ -62,7 +67,7 @@ UNREADABLE = "unreadable"
 Write = Callable[[str, Prediction | Failure], None]
 
 
-def writer_for(out: Path, sources: Sequence[str]) -> Callable[[TextIO], Write]:
+def writer_for(out: Path, sources: Sequence[str], classes: Sequence[str] = ()) -> Callable[[TextIO], Write]:
     """Return the writer for a suffix: called with the open file, it returns a function that writes rows.
 
     A file that cannot be written is refused here, before any work.
@@ -71,7 +76,7 @@ def writer_for(out: Path, sources: Sequence[str]) -> Callable[[TextIO], Write]:
     if out.suffix.lower() == ".jsonl":
         return _jsonl
     if out.suffix.lower() == ".csv":
-        return lambda stream: _csv(stream, sources)
+        return lambda stream: _csv(stream, sources, classes)
     raise InputError(f"Expected --out to end in .csv or .jsonl, or to name a folder, but got '{out}'.")
 
 
@@ -80,16 +85,18 @@ def _jsonl(stream: TextIO) -> Write:
         if isinstance(result, Failure):
             row: dict[str, Any] = {"status": UNREADABLE, "reason": result.reason}
         else:
-            row = dict(vars(result))
+            row = {name: value for name, value in vars(result).items() if value is not None}
         stream.write(json.dumps({"input": name, **row}, ensure_ascii=False) + "\n")
 
     return write
 
 
-def _csv(stream: TextIO, sources: Sequence[str]) -> Write:
+def _csv(stream: TextIO, sources: Sequence[str], classes: Sequence[str]) -> Write:
+    """Write a table; `classes` are those whose probabilities have a column."""
     table = csv.writer(stream)
     parts = ("label", "energy_before", "energy_after")
     columns = [f"{part}_{name}" for part in parts for name in sources]
+    columns += [f"probability_{name}" for name in classes]
     table.writerow(["input", "label", "probability", "trust", "agreement", "status", *columns, "reason"])
 
     def write(name: str, result: Prediction | Failure) -> None:
@@ -99,7 +106,8 @@ def _csv(stream: TextIO, sources: Sequence[str]) -> Write:
         energies = [f"{e[s]:.6g}" for e in (result.energy_before, result.energy_after) for s in sources]
         labels = [result.source_labels[source] for source in sources]
         shares = [f"{value:.6g}" for value in (result.probability, result.trust, result.agreement)]
-        table.writerow([name, result.label, *shares, result.status, *labels, *energies, ""])
+        each = [f"{(result.probabilities or {})[name]:.6g}" for name in classes]
+        table.writerow([name, result.label, *shares, result.status, *labels, *energies, *each, ""])
 
     return write
 

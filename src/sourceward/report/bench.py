@@ -40,7 +40,7 @@ def bench_page(results: dict[str, Any], folder: Path, method: str | None = None)
         *samples(subject, folder),
         parts.uncertainty(subject),
         Section("Cost", cost_text) if cost_text else None,
-        _settings(results),
+        settings_section(results["settings"]),
     ]
     # A number stays on the line of its unit.
     text = headline(subject).replace(" %", "\u00a0%")
@@ -140,8 +140,9 @@ def _expected_gain(subject: Subject) -> list[str]:
     ]
 
 
-def _settings(results: dict[str, Any]) -> Section:
-    rows = [[name, _plain(value)] for name, value in _flat(results["settings"])]
+def settings_section(settings: dict[str, Any]) -> Section:
+    """Return a row for each setting, `finetune.max_iter` for nested ones."""
+    rows = [[name, _plain(value)] for name, value in _flat(settings)]
     return Section("Settings", tables=[Table(["setting", "value"], rows)])
 
 

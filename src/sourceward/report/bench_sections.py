@@ -1,6 +1,6 @@
 """The sections of a bench's page, each from its numbers alone; one that has nothing to show is None."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -120,8 +120,18 @@ def classes(subject: Subject) -> Section | None:
         return None
     seeds = len({run["seed"] for run in subject.runs})
     shown = {name: (n / seeds, 100 * b / n, 100 * a / n) for name, (n, b, a) in counts.items()}
+    return class_section(shown, "All targets and seeds together, the largest gain first.")
+
+
+def class_section(shown: Mapping[str, tuple[float, float, float]], text: str) -> Section:
+    """Return samples and accuracy in %, without and with, of each class; `text` where all are shown."""
+    if all(before == after for _, before, after in shown.values()):
+        ordered = sorted(shown, key=lambda name: shown[name][2])[:MANY_CLASSES]
+        lines = [[name, f"{shown[name][0]:,.0f}", f"{shown[name][2]:.1f}"] for name in ordered]
+        few = f", {MANY_CLASSES} of {len(shown)}" if len(ordered) < len(shown) else ""
+        text = f"Adaptation changes the accuracy of no class. The least accurate first{few}."
+        return Section("Which classes?", text, [Table(["class", "samples", "accuracy, %"], lines)])
     ordered = sorted(shown, key=lambda name: shown[name][2] - shown[name][1], reverse=True)
-    text = "All targets and seeds together, the largest gain first."
     if len(ordered) > MANY_CLASSES:
         half = MANY_CLASSES // 2
         text = f"The {half} classes that gain most and the {half} that gain least, of {len(ordered)}."
@@ -150,18 +160,24 @@ def confusion(subject: Subject) -> Section | None:
         np.sum([np.array(source(run)["confusion"]) for run in subject.runs], axis=0)
         for source in (subject.before, subject.numbers)
     )
+    return confusion_section({"without": before, "with": after}, labels)
+
+
+def confusion_section(counts: Mapping[str, np.ndarray], labels: Sequence[str]) -> Section:
+    """Return a confusion chart for each title; the largest changes, where there are two."""
     side = 3.4 if len(labels) <= 10 else 5.0
     charts = [
         to_svg(
-            {"plot": "confusion", "counts": counts, "classes": labels, "title": title},
+            {"plot": "confusion", "counts": own, "classes": labels, "title": title},
             (side, side),
             f"confusion {title}",
         )
-        for title, counts in (("without", before), ("with", after))
+        for title, own in counts.items()
     ]
+    first, last = next(iter(counts.values())), [*counts.values()][-1]
     caption = (
         "Rows: the true class. Columns: the prediction. Numbers: per cent of the row. Blue is right, orange "
-        f"wrong; a stronger colour is a larger share. {_largest_changes(after - before, labels)}"
+        f"wrong; a stronger colour is a larger share. {_largest_changes(last - first, labels)}"
     )
     return Section("Which classes are confused?", figures=[Figure(charts, caption)])
 

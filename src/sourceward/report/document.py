@@ -6,6 +6,7 @@ from typing import Any
 from sourceward._util.tables import gain_text, mean_text, short_names, target_of
 from sourceward.report.context import cost, inapplicable, shortfalls, uncertainty
 from sourceward.report.experiment import finding
+from sourceward.report.grid import grid_sections
 from sourceward.report.subject import AUTO, NONE
 
 INTRODUCTION = (
@@ -28,7 +29,7 @@ def document(
     """
     parts = [INTRODUCTION.format(folder=folder)]
     for name, own in results.items():
-        section = {"bench": _bench, "experiment": _experiment}.get(own.get("kind", ""))
+        section = {"bench": _bench, "experiment": _experiment, "grid": _grid}.get(own.get("kind", ""))
         if section is not None:
             parts.append(f"## {name}\n\n`{own['command']}` ([file](../{name}/results.json))")
             parts += section(own)
@@ -60,6 +61,11 @@ def _bench(results: dict[str, Any]) -> Iterator[str]:
     failed = [run for run in results.get("failed", ()) if not run.get("unsuitable")]
     if failed:
         yield f"{len(failed)} runs failed; the first: {failed[0]['reason']}"
+
+
+def _grid(results: dict[str, Any]) -> Iterator[str]:
+    for part in grid_sections(results):
+        yield part if isinstance(part, str) else _table(part.header, part.rows)
 
 
 def _published_row(row: dict[str, Any], where: Sequence[str]) -> list[str]:

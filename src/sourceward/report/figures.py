@@ -183,6 +183,26 @@ def plot_pairs(
         axes.plot([a], [row], color=color, marker="o", markersize=6, markerfacecolor="none")
 
 
+def plot_expected(
+    axes: Any,
+    names: Sequence[str],
+    value: Sequence[float],
+    measured: Sequence[bool],
+    *,
+    low: float,
+    high: float,
+    middle: float,
+    xlabel: str,
+) -> None:
+    """Plot a dot for each name, filled where it was measured, over the interval that was expected."""
+    axes.axvspan(low, high, color=GREY, alpha=0.18, linewidth=0)
+    axes.axvline(middle, color=GREY, linewidth=1, linestyle=(0, (2, 2)))
+    for row, x, filled in zip(_named_rows(axes, names, xlabel), value, measured):
+        color = BLUE if low <= x <= high else ORANGE
+        fill = {} if filled else {"markerfacecolor": "none"}
+        axes.plot([x], [row], color=color, marker="o" if low <= x <= high else "s", markersize=7, **fill)
+
+
 def plot_confusion(axes: Any, counts: np.ndarray, classes: Sequence[str], *, title: str) -> None:
     """Plot the share of each true class (row) that got each prediction (column), in per cent."""
     from matplotlib.patches import Rectangle
@@ -244,6 +264,7 @@ PLOTS: dict[str, Callable[..., None]] = {
     "chain": plot_chain,
     "gains": plot_gains,
     "pairs": plot_pairs,
+    "expected": plot_expected,
     "confusion": plot_confusion,
     "classes": plot_classes,
     "paths": plot_paths,

@@ -52,6 +52,21 @@ class Page:
     footer: Sequence[str] = field(default=())
 
 
+PHONE = 40
+"""Characters beside each other on a phone, the space between columns included."""
+
+
+def is_wide(table: Table) -> bool:
+    """Return whether the columns of a table do not fit beside each other on a phone.
+
+    >>> is_wide(Table(["class", "right"], [["elephant", "5"]])), is_wide(Table(["a name"] * 9, []))
+    (False, True)
+    """
+    lines = [table.header, *(row for row in table.rows if len(row) == len(table.header))]
+    longest = [max(len(word) for text in column for word in [*text.split(" "), ""]) for column in zip(*lines)]
+    return sum(longest) + 2 * len(longest) > PHONE
+
+
 def render(page: Page) -> str:
     """Return the page as HTML. Text is escaped; SVG from `figures` is not."""
     try:
@@ -60,4 +75,5 @@ def render(page: Page) -> str:
         raise InputError("A report needs jinja2: pip install 'sourceward[report]'.") from None
     template = files("sourceward.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.tests["wide"] = is_wide
     return environment.from_string(template).render(page=page)

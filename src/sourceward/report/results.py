@@ -6,8 +6,11 @@ from typing import Any
 
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.report.bench import bench_page
+from sourceward.report.compare import compare_page
 from sourceward.report.experiment import experiment_page
+from sourceward.report.grid import grid_page
 from sourceward.report.page import Page
+from sourceward.report.run import CONFIG, read_run, run_page
 
 FILE = "results.json"
 
@@ -15,6 +18,12 @@ FILE = "results.json"
 def report_page(folder: str | Path, method: str | None = None) -> Page:
     """Return the page of `folder`; `method` is the one that a bench's page is about."""
     folder = Path(folder)
+    if not (folder / FILE).is_file():
+        if method is not None:
+            raise InputError(
+                f"--adapter is for results of `sourceward bench`, which '{folder}' does not hold."
+            )
+        return _page_of_runs(folder)
     results = read_results(folder)
     if results.get("kind") == "bench" and "runs" in results:
         rows = {row["method"]: row for row in results["table"]}
@@ -23,6 +32,8 @@ def report_page(folder: str | Path, method: str | None = None) -> Page:
         return bench_page(results, folder, method)
     if method is not None:
         raise InputError(f"--adapter is for results of `sourceward bench`, which '{folder}' does not hold.")
+    if results.get("kind") == "grid":
+        return grid_page(results)
     if results.get("kind") == "experiment":
         return experiment_page(results, folder)
     if "verdicts" in results:
@@ -33,6 +44,19 @@ def report_page(folder: str | Path, method: str | None = None) -> Page:
         f"'{folder / FILE}' is of an earlier version or of another command, which has no page here. "
         "Run `sourceward bench` again, into a new folder."
     )
+
+
+def _page_of_runs(folder: Path) -> Page:
+    """Return the page of a model folder, or of a folder of several."""
+    if (folder / CONFIG).is_file():
+        return run_page(read_run(folder))
+    below = sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
+    if not below:
+        raise InputError(
+            f"Expected {FILE} in '{folder}', or {CONFIG} in it or in its subfolders, but found none. Name a "
+            "folder that `sourceward fit`, `bench` or `reproduce` wrote, or one that holds runs of `fit`."
+        )
+    return compare_page(folder.resolve().name, [read_run(path) for path in below])
 
 
 def read_results(folder: Path) -> dict[str, Any]:

@@ -97,23 +97,27 @@ def samples(subject: Subject, folder: Path) -> list[Section]:
     for run in (run for run in subject.runs if run["seed"] == first):
         own = _read(folder, subject.numbers(run)["run"])
         for kind, by_target in found.items():
-            by_target.append([_card(run["target"], s) for s in own if s["kind"] == kind])
+            by_target.append([sample_card(run["target"], s) for s in own if s["kind"] == kind])
     return [
         Section(f"Samples that were {kind}", TEXTS[kind], cards=cards)
         for kind, by_target in found.items()
-        if (cards := _in_turn(by_target))
+        if (cards := in_turn(by_target))
     ]
 
 
-def _in_turn(by_target: list[list[Card]]) -> list[Card]:
+def in_turn(by_target: list[list[Card]]) -> list[Card]:
     """Return the first card of every target, then the second of every target, up to as many as are shown."""
     longest = max(map(len, by_target), default=0)
     return [own[i] for i in range(longest) for own in by_target if i < len(own)][:CARDS]
 
 
-def _card(target: str, sample: dict[str, Any]) -> Card:
+def sample_card(target: str, sample: dict[str, Any]) -> Card:
+    """Return the card of a saved or lost sample, or of a mistake."""
     title = f"{sample['true']}: predicted {sample['before']}, then {sample['after']}"
     text = f"target {target}; p({sample['true']}) {sample['p_before']:.2f} to {sample['p_after']:.2f}"
+    if sample["kind"] == "wrong":
+        title = f"{sample['true']}: predicted {sample['after']}"
+        text = f"target {target}; p({sample['after']}) {sample['p_predicted']:.2f}"
     quote = sample.get("text", "" if "image" in sample else sample["id"])
     return Card(sample.get("image", ""), title, text, good=sample["kind"] == "saved", quote=quote)
 

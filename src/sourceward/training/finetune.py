@@ -10,7 +10,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from sourceward.nn.backbones import Backbone
 from sourceward.settings import LoopSettings
 from sourceward.training.learner import CHECK_EVERY, Learner, flat
 from sourceward.training.loop import SELECT, Training
+from sourceward.training.needs import Needs
 from sourceward.training.run_folder import LAST, Context
 
 
@@ -50,8 +51,7 @@ class FineTuneSettings:
         select: which weights are handed on: the `best` on source validation; the `late`st that are within
             one standard error of the best, for an `average` of 1, whose iterates source validation cannot
             tell apart; or the `last`.
-        members: fine-tunings whose weights are averaged, see `training.members`; one costs as much time as
-            the other, and prediction costs what it costs with one.
+        members: fine-tunings whose weights are averaged into one backbone, see `training.members`.
         compile: let torch.compile fuse what lies between convolutions, on CUDA; pays for long trainings.
     """
 
@@ -109,14 +109,15 @@ class FineTuneSettings:
 class Method(nn.Module):
     """A fine-tuning method: from a batch to a loss.
 
-    Its parameters and buffers are trained, averaged and saved with the rest; only backbone and head go into
-    the model.
+    Its own weights are trained, averaged and saved with the rest; the model gets backbone and head only.
 
     Args:
         settings: of the stage.
         backbone: that will be trained, to look at or to put hooks on.
         sources, classes: sizes.
     """
+
+    needs: ClassVar[Needs] = Needs()
 
     def __init__(self, settings: FineTuneSettings, backbone: nn.Module, sources: int, classes: int) -> None:
         super().__init__()
@@ -232,7 +233,9 @@ def finetune(
     A fine-tuning that has finished in the run's folder is loaded.
     """
     folder, device, sources = context.folder, context.device, len(data.train)
-    network = Classifier(backbone, backbone.dim, sources, len(data.dataset.classes), settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(context.seed)  # of a method's own weights
+        network = Classifier(backbone, backbone.dim, sources, len(data.dataset.classes), settings)
     network.reset_head(torch.Generator().manual_seed(context.seed))
     network.to(device)
     fast = device.type == "cuda"

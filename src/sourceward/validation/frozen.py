@@ -101,7 +101,11 @@ def directions(source: int, count: int, sources: int) -> np.ndarray:
 
 
 def source_amplitudes(
-    sources: DomainDataset, rows: Sequence[np.ndarray], backbone: Backbone | None, device: torch.device
+    sources: DomainDataset,
+    rows: Sequence[np.ndarray],
+    backbone: Backbone | None,
+    device: torch.device,
+    show: bool | None = False,
 ) -> Tensor | None:
     """Mean Fourier amplitudes of each source's training images; None where the data is no images."""
     if backbone is None or backbone.kind != "image":
@@ -110,6 +114,6 @@ def source_amplitudes(
     for own in rows:
         few = own[np.random.default_rng(0).permutation(len(own))[:STATISTICS_ROWS]]
         part = sources.select(few)
-        samples = prepare_samples(part, backbone, device, show=False)
+        samples = prepare_samples(part, backbone, device, show=show)
         found.append(mean_amplitude(samples.stored(slice(0, len(part)))))
     return torch.stack(found)

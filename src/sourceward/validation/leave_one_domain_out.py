@@ -14,16 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sourceward._util.progress import progress_bar
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation
-from sourceward.adaptation.tta import CopyResult, level_average, levels, stop_early
+from sourceward.adaptation.tta import CopyResult, stop_early
 from sourceward.data.transforms import parse_transforms
 from sourceward.functional import AGGREGATIONS, cosine_to_sources, energy_zscore
 from sourceward.functional.aggregation import Evidence, evidence, learn_source_weights, score
 from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings
-from sourceward.validation.cascade import KEPT_GAIN, Cascade, choose_cascade
-from sourceward.validation.expected_gain import ExpectedGain, domain_interval, is_safe, standard_errors
+from sourceward.validation.cascade import KEPT_GAIN, Cascade, choose_levels, count
+from sourceward.validation.expected_gain import (
+    ExpectedGain,
+    accuracy_interval,
+    domain_interval,
+    is_safe,
+    standard_errors,
+)
 from sourceward.validation.folds import Fold, Source
 from sourceward.validation.stream import Held, StreamGains, stream_gains
 from sourceward.validation.trust import Judged, Trust, fit_trust
@@ -90,6 +97,7 @@ def validate(
     choose_steps: bool = True,
     tta: Sequence[str] = (),
     kept_gain: float = KEPT_GAIN,
+    progress: bool | None = False,
 ) -> Choice:
     """Choose steps and transforms on held-out sources, and estimate the gain of the choice.
 
@@ -100,12 +108,14 @@ def validate(
         choose_steps: choose among `LENGTHS`; otherwise the settings' own number of steps is taken.
         tta: sets of transforms to choose from, each joined by +, in the order of preference.
         kept_gain: share of the gain of test-time augmentation that its cascade must keep; 0 for no cascade.
+        progress: show a bar; None shows it if standard error is a terminal.
     """
-    trials = [Trial.of(fold, fit) for fold in folds]
+    trials = _trials(folds, fit, progress)
     tried = [replace(settings, num_steps=n) for n in LENGTHS] if choose_steps else [settings]
     off = [trial.correct(trial.predict(settings.off())) for trial in trials]
     right = [_all_correct(trials, one) for one in tried]
-    best = choose([_changes(right_of, off) for right_of in right]) if choose_steps else 0
+    changes = {f"{one.num_steps} steps": _changes(of, off) for one, of in zip(tried, right)}
+    best = choose([*changes.values()]) if choose_steps else 0
     chosen = settings.off() if best is None else tried[best]
     correct = off if best is None else right[best]
     if chosen.aggregation == "learned":
@@ -114,52 +124,46 @@ def validate(
     names, cascade, copies = "", Cascade((), ()), [trial.copies(chosen) for trial in trials]
     if tta:
         with_tta = [[t.correct(stop_early(c, one)) for t, c in zip(trials, copies)] for one in tta]
-        costs = [_count(copies[0], parse_transforms(one)) for one in tta]
-        gains = [_changes(right_of, correct) for right_of in with_tta]
-        found = choose(gains, MIN_TTA_GAIN, costs, kept_gain or 1.0)
+        more = {one: _changes(right_of, correct) for one, right_of in zip(tta, with_tta)}
+        changes |= more
+        costs = [count(copies[0], parse_transforms(one)) for one in tta]
+        found = choose([*more.values()], MIN_TTA_GAIN, costs, kept_gain or 1.0)
         if found is not None:
             names = tta[found]
             if kept_gain:
                 names, cascade = choose_levels(names, copies, [t.label for t in trials], kept_gain)
     final = [stop_early(c, names, cascade.thresholds) for c in copies]
     correct = [t.correct(result) for t, result in zip(trials, final)] if names else correct
-    adapts = best is not None or bool(names)
+    adapts, held = best is not None or bool(names), [t.fold.held_out for t in trials]
     shown = correct if adapts else right[0]
-    gain = estimate([t.fold.held_out for t in trials], _changes(shown, off), off, chosen, names, adapts)
-    gain = replace(gain, stopped=cascade.stopped)
+    gain = estimate(held, _changes(shown, off), off, chosen, names, adapts)
+    order = {frozenset(names.split("+")): names}  # the chosen set has the order of its levels
+    gains = {
+        order.get(frozenset(name.split("+")), name): dict(zip(held, _means(of)))
+        for name, of in changes.items()
+    }
+    gain = replace(gain, stopped=cascade.stopped, tried=gains)
     trust = fit_trust([Judged(result.probabilities, t.label) for t, result in zip(trials, final)])
-    held = [Held(t.fold.held_out, t.network, r, t.label, o) for t, r, o in zip(trials, final, off)]
-    return Choice(chosen, names, cascade.thresholds, trust, stream_gains(held), gain)
+    streams = stream_gains(
+        [Held(t.fold.held_out, t.network, r, t.label, o) for t, r, o in zip(trials, final, off)]
+    )
+    return Choice(chosen, names, cascade.thresholds, trust, streams, gain)
 
 
-def choose_levels(
-    names: str, copies: Sequence[Sequence[CopyResult]], label: Sequence[np.ndarray], kept: float
-) -> tuple[str, Cascade]:
-    """The cascade of some transforms that takes the fewest passes of the backbone on held-out sources: the
-    transforms, that whose copies are made first in front, and the thresholds.
-
-    Args:
-        names: of the transforms, joined by +.
-        copies: of each held-out source.
-        label: of each held-out source.
-        kept: see `choose_cascade`.
-    """
-    single, best, least = parse_transforms(names), (names, Cascade((), ())), float("inf")
-    for first in single:
-        rest = [name for name in single if name != first]
-        order, groups = "+".join([first, *rest]), [group for group in ([first], rest) if group]
-        some = levels(order, [0.0] * len(groups))
-        found = choose_cascade(
-            [[level_average(c, o).probabilities for o in some] for c in copies], label, kept
-        )
-        if found is not None and (cost := found.passes([_count(copies[0], g) for g in groups])) < least:
-            best, least = (order, found), cost
-    return best
+def _trials(
+    folds: Iterable[Fold], fit: Callable[[Sequence[Source]], Network], progress: bool | None
+) -> list[Trial]:
+    """A model without each held-out source."""
+    held, trials = list(folds), []
+    with progress_bar(len(held), "leave-one-domain-out validation", progress) as advance:
+        for fold in held:
+            trials.append(Trial.of(fold, fit))
+            advance(len(trials))
+    return trials
 
 
-def _count(copies: Sequence[CopyResult], names: Sequence[str]) -> int:
-    """How many copies these transforms make."""
-    return sum(copy.name in names for copy in copies)
+def _means(changes: Sequence[np.ndarray]) -> list[float]:
+    return [float(change.mean()) for change in changes]
 
 
 def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.ndarray]:
@@ -224,17 +228,23 @@ def estimate(
     adapts: bool,
 ) -> ExpectedGain:
     """The expected gain. Where adaptation is off it is 0, and `per_source` says what adaptation would do."""
-    gains = np.array([change.mean() for change in changes])
+    gains, first = np.array(_means(changes)), np.array(_means(before))
     low, high = domain_interval(gains, new=True) if adapts else (0.0, 0.0)
+    accuracy = first + gains if adapts else first
+    accuracy_low, accuracy_high = accuracy_interval(accuracy)
     return ExpectedGain(
         gain=float(gains.mean()) if adapts else 0.0,
         low=low,
         high=high,
         per_source=dict(zip(names, map(float, gains))),
-        unadapted=float(np.mean([first.mean() for first in before])),
+        unadapted=float(first.mean()),
         num_steps=settings.num_steps,
         adapts=adapts,
         tta=tta,
+        accuracy=float(accuracy.mean()),
+        accuracy_low=accuracy_low,
+        accuracy_high=accuracy_high,
+        accuracy_per_source=dict(zip(names, map(float, accuracy))),
     )
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -93,24 +92,13 @@ def test_other_code_on_a_worker_is_found(tmp_path, monkeypatch):
     assert not results["table"]
 
 
-def test_a_ray_cluster_survives_the_death_of_a_worker(tmp_path, monkeypatch):
+@pytest.mark.xdist_group("ray")
+def test_a_ray_cluster_survives_the_death_of_a_worker(ray_cluster, tmp_path, monkeypatch):
     """A bench on two nodes: a worker is killed in the middle, Ray starts its job again, no run is lost."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed (pip install sourceward[ray])")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        cluster.add_node(num_cpus=1)
-        same = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-        ray.init(cluster.address, log_to_driver=False, runtime_env={"env_vars": same})
-        assert sum(node["Alive"] for node in ray.nodes()) == 2
-        wanted = replace(plan(feature_file(tmp_path / "f.npz")), methods=plan("").methods[1:])
-        here = bench(wanted, tmp_path / "local")
-        monkeypatch.setattr("sourceward.bench.protocol.plan.run_job", run_or_die_once)
-        there = bench(wanted, tmp_path / "ray", engine="ray")
-        assert (tmp_path / "ray" / "killed").exists(), "no worker was killed"
-        assert not there["failed"]
-        assert timeless(there["table"]) == timeless(here["table"])
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    wanted = replace(plan(feature_file(tmp_path / "f.npz")), methods=plan("").methods[1:])
+    here = bench(wanted, tmp_path / "local")
+    monkeypatch.setattr("sourceward.bench.protocol.plan.run_job", run_or_die_once)
+    there = bench(wanted, tmp_path / "ray", engine="ray")
+    assert (tmp_path / "ray" / "killed").exists(), "no worker was killed"
+    assert not there["failed"]
+    assert timeless(there["table"]) == timeless(here["table"])

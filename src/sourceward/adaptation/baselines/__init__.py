@@ -10,6 +10,7 @@
 | TEA | `tea` | norm layers | contrastive divergence |
 | MEMO | `memo` | backbone, for one sample | entropy of the mean over augmentations |
 | TTT | `ttt` | backbone, for one sample | rotation prediction |
+| single-sample generalization, domain-adaptive classifier | `trained_with` | nothing | none |
 
 Methods named `*_features` are for models without a backbone: they train a map of the features instead.
 """

@@ -16,13 +16,13 @@ from sourceward.adaptation.base import adapter_traits, select_rows
 from sourceward.adaptation.stream import run_stream
 from sourceward.adaptation.tta import CopyFeatures, predict_copies
 from sourceward.bench.protocol.controls import Classifier, fit_control
-from sourceward.bench.protocol.measures import class_positions
 from sourceward.bench.protocol.methods import AUTO, EBTSA, NONE, STREAM, Method
 from sourceward.bench.speed.throughput import measure_encoding
 from sourceward.data import DomainDataset
 from sourceward.data.loading import prepare_samples
 from sourceward.model import Model
 from sourceward.model.evaluation import dataset_copies, dataset_features
+from sourceward.model.examples import class_positions
 from sourceward.nn import Network
 from sourceward.settings import AdaptSettings
 

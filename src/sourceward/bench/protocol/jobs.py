@@ -11,13 +11,14 @@ import numpy as np
 
 from sourceward.adaptation.base import Unsuitable
 from sourceward.bench.protocol.checkpoint import Checkpoint, Part
-from sourceward.bench.protocol.measures import measure, measure_adaptation, saved_and_lost
+from sourceward.bench.protocol.measures import measure, measure_adaptation
 from sourceward.bench.protocol.methods import CONTROLS, NONE, Method
 from sourceward.bench.protocol.provenance import adapter_version, code_version
 from sourceward.bench.protocol.runs import FORMAT, key_of
 from sourceward.bench.protocol.training import Training, train
 from sourceward.bench.speed.throughput import measure_prediction
 from sourceward.data import DomainDataset, open_dataset
+from sourceward.model.examples import saved_and_lost
 
 MEASURED_STEPS = 20
 """Number of steps of the prediction whose cost is measured."""

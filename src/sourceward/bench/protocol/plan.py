@@ -46,6 +46,43 @@ class Plan:
     options: tuple[tuple[str, Any], ...] = ()
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A plan that was checked, with its jobs and the folder of its runs."""
+
+    plan: Plan
+    jobs: list[Job]
+    named: dict[str, DomainDataset]
+    folder: Folder
+
+    def labels(self) -> dict[tuple[str, str], Any]:
+        """Return the labels of each (data, target)."""
+        return {
+            (name, domain): dataset.of_domains([domain]).labels
+            for name, dataset in self.named.items()
+            for domain in dataset.domain_names
+        }
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the runs that are there."""
+        keys = [job.run_key(target, method) for job in self.jobs for target, method in job.pairs()]
+        return [run for key in keys if (run := self.folder.load(key)) is not None]
+
+    def results(self, failed: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the results, ready for JSON."""
+        plan, kind = self.plan, next(iter(self.named.values())).kind
+        return {
+            "kind": "bench",
+            "format": FORMAT,
+            "settings": _settings(plan, kind),
+            "seeds": list(plan.seeds),
+            "selection": plan.selection,
+            "versions": versions() | {"code": self.folder.configuration["code"]},
+            "classes": {name: list(dataset.classes) for name, dataset in self.named.items()},
+            **summarize(plan, self.jobs, self.runs(), failed, self.labels()),
+        }
+
+
 def bench(
     plan: Plan, out: str | Path, *, engine: str = "local", workers: int = 1, on_run: OnRun | None = None
 ) -> dict[str, Any]:
@@ -58,16 +95,26 @@ def bench(
         workers: processes on this machine.
         on_run: called with each new run, finished or failed.
     """
+    check_engine(engine)
+    prepared = prepare(plan, out)
+    return prepared.results(run_all([prepared], engine, workers, on_run)[0])
+
+
+def check_engine(name: str) -> None:
+    """Refuse an unknown engine."""
+    if name not in ENGINES:
+        raise unknown_name("engine", name, ENGINES)
+
+
+def prepare(plan: Plan, out: str | Path) -> Prepared:
+    """Check a plan and open its folder; nothing is trained yet."""
     if plan.selection not in SELECTIONS:
         raise unknown_name("selection", plan.selection, SELECTIONS)
-    if engine not in ENGINES:
-        raise unknown_name("engine", engine, ENGINES)
     training = replace(
         plan.training, last=plan.selection == "last", tune=any(method.auto for method in plan.methods)
     )
     plan = replace(plan, training=training)
     datasets = [open_dataset(data, **dict(plan.options)) for data in plan.data]
-    named = {name_of(data, dataset): dataset for data, dataset in zip(plan.data, datasets)}
     for dataset in datasets:
         for own in ({}, *(method.own for method in plan.methods if method.name == EBTSA)):
             own = {name: value for name, value in own.items() if value != AUTO}
@@ -79,45 +126,36 @@ def bench(
         raise InputError(f"No data holds out any of {list(plan.targets)}. Leave --targets out to run all.")
     folder = Folder(Path(out), _configuration(plan, jobs))
     folder.open()
-    waiting = [left for job in jobs if (left := job.lacking(folder.load)) is not None]
+    named = {name_of(data, dataset): dataset for data, dataset in zip(plan.data, datasets)}
+    return Prepared(plan, jobs, named, folder)
+
+
+def run_all(
+    prepared: Sequence[Prepared], engine: str, workers: int, on_run: OnRun | None
+) -> list[list[dict[str, Any]]]:
+    """Compute and store the missing runs of several plans; return those that failed, for each plan."""
+    waiting = [
+        (place, left)
+        for place, own in enumerate(prepared)
+        for job in own.jobs
+        if (left := job.lacking(own.folder.load)) is not None
+    ]
     if workers > 1 and waiting:
         with suppress(Exception):  # a worker will report what is wrong, and the rest goes on
-            for dataset in datasets:
-                training.prepare(dataset)
-    failed = _run(waiting, folder, engine, workers, on_run)
-    keys = [job.run_key(target, method) for job in jobs for target, method in job.pairs()]
-    runs = [run for key in keys if (run := folder.load(key)) is not None]
-    labels = {
-        (name, domain): dataset.of_domains([domain]).labels
-        for name, dataset in named.items()
-        for domain in dataset.domain_names
-    }
-    return {
-        "kind": "bench",
-        "format": FORMAT,
-        "settings": _settings(plan, datasets[0].kind),
-        "seeds": list(plan.seeds),
-        "selection": plan.selection,
-        "versions": versions() | {"code": folder.configuration["code"]},
-        "classes": {name: list(dataset.classes) for name, dataset in named.items()},
-        **summarize(plan, jobs, runs, failed, labels),
-    }
-
-
-def _run(
-    waiting: Sequence[Job], folder: Folder, engine: str, workers: int, on_run: OnRun | None
-) -> list[dict[str, Any]]:
-    """Compute and store the runs of jobs; returns those that failed."""
-    failed = []
-    for number, outcome in run_jobs(run_job, waiting, engine, workers):
+            for own in prepared:
+                for dataset in own.named.values():
+                    own.plan.training.prepare(dataset)
+    failed: list[list[dict[str, Any]]] = [[] for _ in prepared]
+    for number, outcome in run_jobs(run_job, [job for _, job in waiting], engine, workers):
+        place, job = waiting[number]
         if isinstance(outcome, BaseException):
             reason = f"The worker was lost ({type(outcome).__name__}); run the same command again."
-            outcome = failed_runs(waiting[number], reason)
-        for run in (_checked(waiting[number], run) for run in outcome):
+            outcome = failed_runs(job, reason)
+        for run in (_checked(job, run) for run in outcome):
             if "failed" in run:
-                failed.append(run)
+                failed[place].append(run)
             else:
-                folder.store(run)
+                prepared[place].folder.store(run)
             if on_run is not None:
                 on_run(run)
     return failed

@@ -55,7 +55,7 @@ class Training:
                 "Features need no backbone and no preset: leave them out, or name raw images or texts."
             )
         trains = kind != "features" and not self.freeze
-        pretrained = is_pretrained(kind, self._spec, self.weights)
+        pretrained = is_pretrained(kind, self.spec, self.weights)
         layer = PRESETS[self.preset].layer(trains) if self.preset else None
         return settings_for(trains, layer, self.fit_layer(kind), pretrained=pretrained)
 
@@ -69,10 +69,10 @@ class Training:
     def prepare(self, data: DomainDataset) -> None:
         """Compute features of a frozen backbone once, on all cores, before several processes need them."""
         if self.freeze and self.weights is not None:
-            keep_features(data, self._spec, self.weights, self.fit_settings(data.kind), self.device)
+            keep_features(data, self.spec, self.weights, self.fit_settings(data.kind), self.device)
 
     @property
-    def _spec(self) -> str | None:
+    def spec(self) -> str | None:
         return self.backbone or (PRESETS[self.preset].backbone if self.preset else None)
 
 

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sourceward._util.errors import InputError
+from sourceward._util.errors import InputError, unknown_name
+from sourceward.nn.auxiliary import AUXILIARY
+from sourceward.nn.auxiliary import ROTATION as ROTATION
 from sourceward.nn.backbones.preprocessing import ImagePreprocessing, Preprocessing, TextPreprocessing
 from sourceward.nn.backbones.tokenizers import Tokenizer
+from sourceward.nn.domain_norm import DomainNormalized
 
 FORMAT = 1
 SEVERAL = "several"
 """The family of backbones side by side."""
-ROTATION = "rotation"
-"""The auxiliary head of test-time training: rotation by 0, 90, 180 or 270 degrees."""
 
 
 @dataclass
@@ -64,6 +65,8 @@ class Backbone(nn.Module):
         self.pooling = parts.pooling
         self.tokenizer = parts.tokenizer
         self.auxiliary = nn.ModuleDict()
+        self.auxiliary_sizes: dict[str, tuple[int, ...]] = {}
+        self.domain_norm = 0
         self.family = family
         self.name = name
         self.batchnorm_frozen = False
@@ -118,12 +121,16 @@ class Backbone(nn.Module):
         self.batchnorm_frozen = frozen
         return self.train(self.training)
 
-    def add_auxiliary(self, name: str, outputs: int) -> None:
-        """Add a linear head for another task, initialized to zero and saved with the weights."""
-        head = nn.Linear(self.dim, outputs).to(self.device)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
-        self.auxiliary[name] = head
+    def add_auxiliary(self, name: str, *sizes: int) -> None:
+        """Add a network of `AUXILIARY`, saved with the weights."""
+        if name not in AUXILIARY:
+            raise unknown_name("auxiliary network", name, AUXILIARY)
+        self.auxiliary[name] = AUXILIARY[name](self, *sizes).to(self.device)
+        self.auxiliary_sizes[name] = sizes
+
+    def use_domain_norm(self, sources: int) -> None:
+        """Replace batch norm by that of DSON, see `nn.domain_norm`."""
+        self.network, self.domain_norm = DomainNormalized(self.network, sources), sources
 
     def train(self, mode: bool = True) -> "Backbone":
         super().train(mode)
@@ -147,7 +154,9 @@ class Backbone(nn.Module):
             "preprocessing": self.preprocessing.to_dict(),
         }
         if self.auxiliary:
-            config["auxiliary"] = {name: head.out_features for name, head in self.auxiliary.items()}
+            config["auxiliary"] = {name: self.auxiliary_sizes[name] for name in self.auxiliary}
+        if self.domain_norm:
+            config["domain_norm"] = self.domain_norm
         return json.loads(json.dumps(config))
 
     @classmethod

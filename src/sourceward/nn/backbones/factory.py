@@ -1,5 +1,6 @@
 """Build backbones by name, list them, and rebuild them from a config."""
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
@@ -161,10 +162,18 @@ def rebuild(
     if isinstance(parts.preprocessing, TextPreprocessing):
         parts.tokenizer = _tokenizer(parts.preprocessing, assets)
     backbone = Backbone(parts, family=family, name=name, dim=config["dim"])
+    if config.get("domain_norm"):
+        backbone.use_domain_norm(config["domain_norm"])
     if state_dict is not None:
-        load_weights(network, state_dict, label=backbone.spec)
-    for auxiliary, outputs in config.get("auxiliary", {}).items():
-        backbone.add_auxiliary(auxiliary, outputs)
+        load_weights(backbone.network, state_dict, label=backbone.spec)
+    for auxiliary, sizes in config.get("auxiliary", {}).items():
+        sizes = [sizes] if isinstance(sizes, int) else sizes
+        check(sizes, [Whole(1)], f"backbone.auxiliary.{auxiliary}")
+        if elements is not None and math.prod(sizes) * backbone.dim > elements:
+            raise InputError(
+                f"The auxiliary network {auxiliary!r} is larger than the weights that are to fit it."
+            )
+        backbone.add_auxiliary(auxiliary, *sizes)
     return backbone.freeze_batchnorm(config.get("batchnorm_frozen", False))
 
 
@@ -179,6 +188,7 @@ SCHEMA = {
     "architecture": Optional(dict),
     "preprocessing": dict,
     "auxiliary": Optional(dict),
+    "domain_norm": Optional(Whole(1, 1000)),
 }
 """Of `Backbone.config()`."""
 PART = {"family": str, "name": str, "architecture": dict}

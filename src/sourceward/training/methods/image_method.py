@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from sourceward._util.errors import InputError
 from sourceward.training.finetune import Method
+from sourceward.training.needs import Needs
 
 
 class ImageBatch(NamedTuple):
@@ -19,6 +20,8 @@ class ImageBatch(NamedTuple):
 
 class ImageMethod(Method):
     """A method whose loss is defined for images; it refuses texts."""
+
+    needs = Needs(images=True)
 
     def loss(
         self,

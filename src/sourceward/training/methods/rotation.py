@@ -12,14 +12,17 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sourceward.data.image_ops import rotate_quarters
-from sourceward.nn.backbones.backbone import ROTATION
+from sourceward.nn.auxiliary import ROTATION
 from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings
 from sourceward.training.methods.image_method import ImageBatch, ImageMethod
+from sourceward.training.needs import Needs
 
 
 @FINETUNE_METHODS.register("rotation")
 class Rotation(ImageMethod):
     """The training of TTT: classification and rotation prediction, with the same weight."""
+
+    needs = Needs(images=True, networks="a rotation head", adapter="ttt")
 
     def __init__(self, settings: FineTuneSettings, backbone: Any, sources: int, classes: int) -> None:
         super().__init__(settings, backbone, sources, classes)

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from sourceward.bench.protocol.measures import SIDE, saved_and_lost, show
+from sourceward.model.examples import SIDE, saved_and_lost, show
 from tests.tiny_runs import CLASSES, image_folder, tiny_features, tiny_images, tiny_texts
 
 
@@ -35,6 +35,15 @@ def test_the_largest_changes_come_first():
     entries = saved_and_lost(before, after, dataset.labels, np.arange(3), dataset)
     assert len(entries) == 4
     assert entries[0]["id"] == dataset.ids[3]
+
+
+def test_mistakes_are_the_most_probable_wrong_predictions():
+    dataset = tiny_images()
+    p = predictions(dataset, [1, 2])
+    p[2] = [0.01, 0.98, 0.01]
+    entries = saved_and_lost(p, p, dataset.labels, np.arange(3), dataset, mistakes=True)
+    assert [(e["kind"], e["id"]) for e in entries] == [("wrong", dataset.ids[2]), ("wrong", dataset.ids[1])]
+    assert entries[0]["p_predicted"] == 0.98
 
 
 def test_a_class_that_no_source_has_is_never_right():

@@ -1,0 +1,125 @@
+"""The grid of training methods and test-time methods, as tables, a page and Markdown."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from sourceward._util.tables import Table, gain_text, mean_text, short_names
+from sourceward.report.page import Page, Section
+
+NONE = "none"
+PROTOCOL = (
+    "Every training method fine-tunes the same backbone on the same rows, with the same augmentation and "
+    "number of iterations; weights are selected on source validation. The heads of the model are then fitted "
+    "to its features in the same way, and every test-time method starts from them."
+)
+
+
+def grid_table(results: dict[str, Any]) -> Table:
+    """Return accuracy in the mean over targets: a row for each training method, a column for each adapter."""
+    methods = results["methods"]
+    columns = dict.fromkeys((row["method"], row["label"]) for own in methods for row in own["table"])
+    rows = []
+    for own in methods:
+        found = {row["method"]: row for row in own["table"]}
+        rows.append([own["name"], *(mean_text(found.get(key)) for key, _ in columns)])
+    known = {key: results["published"].get(key.split(":")[0], []) for key, _ in columns}
+    for backbone in dict.fromkeys(row["backbone"] for own in known.values() for row in own):
+        each = [
+            [r for r in known[key] if r["backbone"] == backbone and r["mean_here"] is not None]
+            for key, _ in columns
+        ]
+        texts = (f"{own[0]['mean_here']:.1f}" if own else "" for own in each)
+        rows.append([f"published, {backbone}", *texts])
+    header = ["accuracy, %", *(label for _, label in columns)]
+    return Table(header, rows, f"Mean over targets. {results['plus_minus'].split(' Differences')[0]}")
+
+
+def training_table(results: dict[str, Any]) -> Table:
+    """Return each training method without adaptation: by target, against the reference, cost, published."""
+    methods, reference = results["methods"], results["reference"]
+    plain = {own["name"]: _row(own) for own in methods}
+    targets = [*dict.fromkeys(where for row in plain.values() if row for where in row["targets"])]
+    rows = []
+    for own in methods:
+        row, cost = plain[own["name"]], own["cost"]
+        each = (mean_text(row["targets"].get(where) if row else None) for where in targets)
+        against = gain_text(own["against"]) if own["against"] else ""
+        ratio = "-" if cost is None else f"{cost['ratio']:.1f} x"
+        beside = ", ".join(f"{r['mean']:.1f} ({r['backbone']})" for r in own["published"]) or "-"
+        rows.append([own["name"], *each, mean_text(row), against, ratio, needs(own), beside])
+    header = ["training method", *short_names(targets).values(), "mean", f"against {reference}"]
+    header += ["cost of an iteration", "needs", "published"]
+    caption = (
+        f"Without adaptation. Differences to {reference} with a 95 % paired bootstrap interval. Cost: an "
+        "iteration alone on the device, in iterations of ERM. Published numbers have their own training and "
+        "selection; those of domain_embedding and single_sample are with their own test-time classifiers."
+    )
+    means = [row["mean"] if row else 0.0 for row in plain.values()]
+    return Table(header, rows, caption, strong=[means.index(max(means))])
+
+
+def _row(own: dict[str, Any]) -> dict[str, Any] | None:
+    return next((row for row in own["table"] if row["method"] == NONE), None)
+
+
+def needs(own: dict[str, Any]) -> str:
+    """Return what a training method needs.
+
+    >>> needs({"images": True, "sources": 2, "trains": "a generator", "adapter": "ttt"})
+    'images; 2 or more sources; trains a generator, for `ttt`'
+    """
+    parts = ["images"] if own["images"] else []
+    parts += [f"{own['sources']} or more sources"] if own["sources"] > 1 else []
+    trains = f"trains {own['trains']}" + (f", for `{own['adapter']}`" if own["adapter"] else "")
+    return "; ".join([*parts, *([trains] if own["trains"] else [])]) or "-"
+
+
+def remarks(results: dict[str, Any]) -> list[str]:
+    """Return what failed and what does not apply, each with the reason."""
+    groups: dict[tuple[str, str, str], dict[str, None]] = {}
+    for own in results["methods"]:
+        for run in own["failed"]:
+            says = "does not apply after" if run.get("unsuitable") else "FAILED after"
+            groups.setdefault((run["method"], says, run["reason"]), {})[own["name"]] = None
+    found = [f"{key} {says} {', '.join(names)}: {reason}" for (key, says, reason), names in groups.items()]
+    skipped = [f"{name} does not apply: {reason}" for name, reason in results["not_applicable"].items()]
+    return [*found, *skipped]
+
+
+def headline(results: dict[str, Any]) -> str:
+    """Return the best pair, picked by these numbers."""
+    cells = [
+        (row["mean"], own["name"], row["label"])
+        for own in results["methods"]
+        for row in own["table"]
+        if not row["oracle"]
+    ]
+    if not cells:
+        return "No run finished."
+    mean, method, label = max(cells)
+    return f"Best of {len(cells)} pairs, picked by these numbers: {method} with {label}, {100 * mean:.1f} %."
+
+
+def grid_page(results: dict[str, Any]) -> Page:
+    """Return the page of a grid."""
+    sections = [
+        Section("Every training method under every test-time method", PROTOCOL, [grid_table(results)]),
+        Section("Training methods", "", [training_table(results)]),
+    ]
+    footer = [
+        f"Run it again: {results['command']}",
+        f"seeds {', '.join(map(str, results['seeds']))}; "
+        + ", ".join(f"{name} {version}" for name, version in results["versions"].items()),
+    ]
+    title = f"sourceward bench, training methods: {', '.join(results['classes'])}"
+    return Page(title, headline(results).replace(" %", "\u00a0%"), remarks(results), sections, footer)
+
+
+def grid_sections(results: dict[str, Any]) -> Iterator[str | Table]:
+    """Yield paragraphs and tables for a Markdown page."""
+    yield PROTOCOL
+    for table in (grid_table(results), training_table(results)):
+        yield table
+        yield table.caption
+    if remarks(results):
+        yield "\n".join(f"- {text}" for text in remarks(results))

@@ -1,0 +1,96 @@
+"""ANT: adversarial noise training (Rusak et al., ECCV 2020).
+
+A generator turns Gaussian noise at each pixel into noise that is as hard as it can be for the classifier;
+both are trained together, min over the classifier, max over the generator, of the cross-entropy on
+clip(x + e g(n) / |g(n)|). It has four 1x1 convolutions of width 20 and a connection around them. Half of a
+batch stays clean; the rest is noisy, two fifths of it by earlier states of the generator (experience replay).
+
+The norm e is 135 for images of 224 pixels with values in [0, 1] (the paper's for ImageNet), 0.35 at each
+value. The clean half and the replay are the paper's; sizes of the shares were not checked against its text.
+"""
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import conv2d, relu
+
+from sourceward.nn.backbones.preprocessing import denormalize, normalize
+from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings
+from sourceward.training.methods.gradients import reverse_gradient
+from sourceward.training.methods.image_method import ImageBatch, ImageMethod
+from sourceward.training.needs import Needs
+
+WIDTH, INIT = 20, 0.01
+STRENGTH = 135 / (3 * 224 * 224) ** 0.5
+"""Root mean square of the noise, for values in [0, 1]."""
+SHARES = (0.5, 0.3, 0.2)
+"""Clean, noise of the present generator, noise of an earlier one."""
+KEPT, EVERY = 10, 100
+"""Earlier states that are kept, and iterations between them; ours."""
+
+
+class NoiseGenerator(nn.Module):
+    """Gaussian noise (batch, 3, height, width) to noise; its weights are one vector, so that states stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes = [(WIDTH, 3), (WIDTH, WIDTH), (WIDTH, WIDTH), (3, WIDTH)]
+        count = sum(out * (into + 1) for out, into in self.shapes)
+        weights, start = torch.zeros(count), 0
+        for out, into in self.shapes:
+            weights[start : start + out * into].normal_(std=INIT)
+            start += out * (into + 1)
+        self.weights = nn.Parameter(weights)
+
+    def forward(self, noise: Tensor, weights: Tensor) -> Tensor:
+        hidden, start = noise, 0
+        for number, (out, into) in enumerate(self.shapes):
+            weight = weights[start : start + out * into].view(out, into, 1, 1)
+            start += out * into
+            hidden = conv2d(hidden, weight, weights[start : start + out])
+            hidden = relu(hidden) if number < len(self.shapes) - 1 else hidden + noise
+            start += out
+        return hidden
+
+
+def scaled(noise: Tensor, strength: float = STRENGTH) -> Tensor:
+    """Return noise whose root mean square over each image is `strength`."""
+    size = noise.square().mean((1, 2, 3), keepdim=True).sqrt()
+    return strength * noise / size.clamp_min(torch.finfo(noise.dtype).tiny)
+
+
+@FINETUNE_METHODS.register("adversarial_noise")
+class AdversarialNoise(ImageMethod):
+    """Adversarial noise training: a generator of pixel noise is trained against the classifier."""
+
+    needs = Needs(images=True, networks="a noise generator")
+    earlier: Tensor
+    taken: Tensor
+
+    def __init__(self, settings: FineTuneSettings, backbone: nn.Module, sources: int, classes: int) -> None:
+        super().__init__(settings, backbone, sources, classes)
+        self.noise = NoiseGenerator()
+        self.register_buffer("earlier", self.noise.weights.detach().repeat(KEPT, 1))
+        self.register_buffer("taken", torch.zeros((), dtype=torch.long))
+
+    def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
+        images, (mean, std) = batch.images, (backbone.preprocessing.mean, backbone.preprocessing.std)
+        self._remember()
+        kind = torch.rand(len(images), 1, 1, 1, generator=generator, device=images.device)
+        pixels = denormalize(images, mean, std)
+        drawn = torch.randn(pixels.shape, generator=generator, device=images.device)
+        state = torch.randint(KEPT, (1,), generator=generator, device=images.device)
+        now = scaled(self.noise(drawn, reverse_gradient(self.noise.weights)).float())
+        before = scaled(self.noise(drawn, self.earlier[state][0]).float())
+        added = torch.where(kind < SHARES[0] + SHARES[1], now, before)
+        noisy = normalize((pixels + added).clamp(0, 1), mean, std).to(images)
+        return self.cross_entropy(head(backbone(torch.where(kind < SHARES[0], images, noisy))), batch.label)
+
+    @torch.no_grad()
+    def _remember(self) -> None:
+        """Keep the generator's present state every `EVERY` iterations, in place of the oldest."""
+        self.taken += 1
+        slot = torch.arange(KEPT, device=self.taken.device) == self.taken // EVERY % KEPT
+        kept = slot & (self.taken % EVERY == 0)
+        self.earlier.copy_(torch.where(kept.unsqueeze(1), self.noise.weights, self.earlier))
