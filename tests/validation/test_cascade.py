@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from sourceward.validation.cascade import NEVER, choose_cascade
+from sourceward.adaptation.base import AdaptationResult
+from sourceward.adaptation.tta import CopyResult, stop_early
+from sourceward.validation.cascade import NEVER, choose_cascade, choose_levels
 
 
 def two_class(sure, second):
@@ -105,3 +107,39 @@ def test_passes_count_what_is_computed():
     first, second = found.stopped
     expected = first * 1 + second * 2 + (1 - first - second) * 5
     assert found.passes((1, 3)) == pytest.approx(expected)
+
+
+def result(probability):
+    rows = len(probability)
+    none = np.zeros((rows, 1), np.float32)
+    features, status = np.zeros((rows, 1, 2), np.float32), np.full(rows, "adapted")
+    return AdaptationResult(features, probability, probability[:, None], none, none, none.astype(int), status)
+
+
+def copies(levels):
+    """The image, a transform that tells nothing, and one that decides."""
+    image, _, last = levels
+    undecided = np.full_like(image, 0.5)
+    return [
+        CopyResult(result(image), 1.0),
+        *map(CopyResult, map(result, (undecided, last)), (1.0, 9.0), ("crop", "hflip")),
+    ]
+
+
+def test_the_transform_that_decides_comes_first():
+    made = [copies(levels) for levels in LEVELS]
+    names, found = choose_levels("crop+hflip", made, LABELS, 0.95)
+    assert names == "hflip+crop"
+    assert sum(found.stopped) > 0.95
+    full, kept = (
+        np.mean([(stop_early(own, names, t).label == 1).mean() for own in made])
+        for t in ((), found.thresholds)
+    )
+    plain = np.mean([(own[0].result.label == 1).mean() for own in made])
+    assert kept - plain >= 0.95 * (full - plain) > 0
+
+
+def test_one_transform_has_one_threshold():
+    made = [[own[0], own[2]] for own in map(copies, LEVELS)]
+    names, found = choose_levels("hflip", made, LABELS, 0.95)
+    assert (names, len(found.thresholds)) == ("hflip", 1)

@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sourceward.adaptation.tta import CopyResult, level_average, levels
+from sourceward.data.transforms import parse_transforms
+
 KEPT_GAIN = 0.95
 """Share of the gain that the cascade must keep."""
 
@@ -37,6 +40,36 @@ class Cascade(NamedTuple):
         """Backbone passes for each sample, from the number of copies that each level adds to the image."""
         left = 1 - np.cumsum(self.stopped)
         return 1 + float(np.dot(left, copies))
+
+
+def choose_levels(
+    names: str, copies: Sequence[Sequence[CopyResult]], label: Sequence[np.ndarray], kept: float
+) -> tuple[str, Cascade]:
+    """The cascade of some transforms that takes the fewest passes of the backbone on held-out sources: the
+    transforms, that whose copies are made first in front, and the thresholds.
+
+    Args:
+        names: of the transforms, joined by +.
+        copies: of each held-out source.
+        label: of each held-out source.
+        kept: see `choose_cascade`.
+    """
+    single, best, least = parse_transforms(names), (names, Cascade((), ())), float("inf")
+    for first in single:
+        rest = [name for name in single if name != first]
+        order, groups = "+".join([first, *rest]), [group for group in ([first], rest) if group]
+        some = levels(order, [0.0] * len(groups))
+        found = choose_cascade(
+            [[level_average(c, o).probabilities for o in some] for c in copies], label, kept
+        )
+        if found is not None and (cost := found.passes([count(copies[0], g) for g in groups])) < least:
+            best, least = (order, found), cost
+    return best
+
+
+def count(copies: Sequence[CopyResult], names: Sequence[str]) -> int:
+    """How many copies these transforms make."""
+    return sum(copy.name in names for copy in copies)
 
 
 def choose_cascade(

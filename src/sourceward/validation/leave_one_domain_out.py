@@ -17,13 +17,13 @@ from torch import Tensor
 from sourceward._util.progress import progress_bar
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.energy import EnergyAdaptation
-from sourceward.adaptation.tta import CopyResult, level_average, levels, stop_early
+from sourceward.adaptation.tta import CopyResult, stop_early
 from sourceward.data.transforms import parse_transforms
 from sourceward.functional import AGGREGATIONS, cosine_to_sources, energy_zscore
 from sourceward.functional.aggregation import Evidence, evidence, learn_source_weights, score
 from sourceward.nn import Network, folded
 from sourceward.settings import AdaptSettings
-from sourceward.validation.cascade import KEPT_GAIN, Cascade, choose_cascade
+from sourceward.validation.cascade import KEPT_GAIN, Cascade, choose_levels, count
 from sourceward.validation.expected_gain import (
     ExpectedGain,
     accuracy_interval,
@@ -124,9 +124,9 @@ def validate(
     names, cascade, copies = "", Cascade((), ()), [trial.copies(chosen) for trial in trials]
     if tta:
         with_tta = [[t.correct(stop_early(c, one)) for t, c in zip(trials, copies)] for one in tta]
-        costs = [_count(copies[0], parse_transforms(one)) for one in tta]
         more = {one: _changes(right_of, correct) for one, right_of in zip(tta, with_tta)}
         changes |= more
+        costs = [count(copies[0], parse_transforms(one)) for one in tta]
         found = choose([*more.values()], MIN_TTA_GAIN, costs, kept_gain or 1.0)
         if found is not None:
             names = tta[found]
@@ -137,11 +137,15 @@ def validate(
     adapts, held = best is not None or bool(names), [t.fold.held_out for t in trials]
     shown = correct if adapts else right[0]
     gain = estimate(held, _changes(shown, off), off, chosen, names, adapts)
-    all_gains = {name: dict(zip(held, _means(of))) for name, of in changes.items()}
-    gain = replace(gain, stopped=cascade.stopped, tried=all_gains)
+    order = {frozenset(names.split("+")): names}  # the chosen set has the order of its levels
+    gains = {
+        order.get(frozenset(name.split("+")), name): dict(zip(held, _means(of)))
+        for name, of in changes.items()
+    }
+    gain = replace(gain, stopped=cascade.stopped, tried=gains)
     trust = fit_trust([Judged(result.probabilities, t.label) for t, result in zip(trials, final)])
     streams = stream_gains(
-        [Held(n, t.network, r, t.label, o) for n, t, r, o in zip(held, trials, final, off)]
+        [Held(t.fold.held_out, t.network, r, t.label, o) for t, r, o in zip(trials, final, off)]
     )
     return Choice(chosen, names, cascade.thresholds, trust, streams, gain)
 
@@ -160,36 +164,6 @@ def _trials(
 
 def _means(changes: Sequence[np.ndarray]) -> list[float]:
     return [float(change.mean()) for change in changes]
-
-
-def choose_levels(
-    names: str, copies: Sequence[Sequence[CopyResult]], label: Sequence[np.ndarray], kept: float
-) -> tuple[str, Cascade]:
-    """The cascade of some transforms that takes the fewest passes of the backbone on held-out sources: the
-    transforms, that whose copies are made first in front, and the thresholds.
-
-    Args:
-        names: of the transforms, joined by +.
-        copies: of each held-out source.
-        label: of each held-out source.
-        kept: see `choose_cascade`.
-    """
-    single, best, least = parse_transforms(names), (names, Cascade((), ())), float("inf")
-    for first in single:
-        rest = [name for name in single if name != first]
-        order, groups = "+".join([first, *rest]), [group for group in ([first], rest) if group]
-        some = levels(order, [0.0] * len(groups))
-        found = choose_cascade(
-            [[level_average(c, o).probabilities for o in some] for c in copies], label, kept
-        )
-        if found is not None and (cost := found.passes([_count(copies[0], g) for g in groups])) < least:
-            best, least = (order, found), cost
-    return best
-
-
-def _count(copies: Sequence[CopyResult], names: Sequence[str]) -> int:
-    """How many copies these transforms make."""
-    return sum(copy.name in names for copy in copies)
 
 
 def _all_correct(trials: Sequence[Trial], settings: AdaptSettings) -> list[np.ndarray]:

@@ -53,6 +53,8 @@ def _model(name: str, device: torch.device, plan: SpeedPlan) -> Model:
 
 def _row(name: str, model: Model, batch: int, device: torch.device, plan: SpeedPlan) -> dict[str, Any]:
     pool = make_images(max(batch, POOL), plan.image_size, device)
+    brightness = torch.linspace(0.05, 1, len(pool), device=device)[torch.randperm(len(pool), device=device)]
+    pool = (pool.float() * brightness.view(-1, 1, 1, 1)).byte()  # so that confidences differ
     batches = [part for part in pool.split(batch) if len(part) == batch]
     pool = torch.cat(batches)
 

@@ -67,6 +67,7 @@ def _chain_row(
     times = forward | _times(
         {
             "ours": _chain_call(network, feature, steps, projection),
+            "one_step": _chain_call(network, feature, 1, projection),
             "naive": _naive_call(network, start, steps),
         },
         device,
