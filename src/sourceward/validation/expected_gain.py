@@ -66,9 +66,10 @@ class ExpectedGain:
         how = " and ".join(
             part for part in (f"{self.num_steps} steps" * bool(self.num_steps), self.tta) if part
         )
+        low, high = domain_interval(np.array([*self.per_source.values()]))
         return (
-            f"{100 * self.gain:+.1f} points (90 % interval for a new domain: {100 * self.low:+.1f} to "
-            f"{100 * self.high:+.1f}) "
+            f"{100 * self.gain:+.1f} points on average over such domains (90 % interval {100 * low:+.1f} to "
+            f"{100 * high:+.1f}), {100 * self.low:+.1f} to {100 * self.high:+.1f} on one new domain, "
             f"with {how or 'energy weights'}; held-out sources: {parts}{self._stopped()}"
         )
 
