@@ -1,8 +1,9 @@
-"""Write the generated pages: tutorials, reference of the API, the commands and the settings, and llms.txt.
+"""Write the generated pages: tutorials, their notebooks, reference of API, commands and settings, llms.txt.
 
 python docs/generate.py
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,38 @@ SETTINGS = ("settings", "training.configuration")
 """Modules whose dataclasses are settings."""
 
 
-def tutorial(source: str) -> str:
-    """Return the Markdown of a percent-format file: cells of comments as text, the others as code."""
-    parts = []
+def cells(source: str) -> list[tuple[str, str]]:
+    """Return the cells of a percent-format file: ("markdown" or "code", text)."""
+    found = []
     for cell in re.split(r"^# %%", source, flags=re.MULTILINE)[1:]:
         kind, _, body = cell.partition("\n")
         if "[markdown]" in kind:
-            parts.append(re.sub(r"^# ?", "", body, flags=re.MULTILINE).strip())
+            found.append(("markdown", re.sub(r"^# ?", "", body, flags=re.MULTILINE).strip()))
         else:
-            parts.append(f"```python\n{body.strip()}\n```")
-    return "\n\n".join(parts) + "\n"
+            found.append(("code", body.strip()))
+    return found
+
+
+def tutorial(source: str, notebook: str) -> str:
+    """Return the Markdown of a percent-format file, with a link to its notebook."""
+    parts = [text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in cells(source)]
+    return "\n\n".join([*parts, f"[This tutorial as a notebook]({notebook})"]) + "\n"
+
+
+def as_notebook(source: str) -> str:
+    """Return a percent-format file as a Jupyter notebook."""
+    content: list[dict[str, Any]] = []
+    for number, (kind, text) in enumerate(cells(source)):
+        cell = {
+            "id": f"cell-{number}",
+            "cell_type": kind,
+            "metadata": {},
+            "source": text.splitlines(keepends=True),
+        }
+        content.append(cell | ({"execution_count": None, "outputs": []} if kind == "code" else {}))
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    whole = {"cells": content, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(whole, indent=1) + "\n"
 
 
 def api() -> str:
@@ -79,7 +102,9 @@ def llms() -> str:
 def main() -> None:
     (DOCS / "reference").mkdir(exist_ok=True)
     for source in sorted((DOCS / "tutorials").glob("*.py")):
-        source.with_suffix(".md").write_text(tutorial(source.read_text()))
+        text, notebook = source.read_text(), source.with_suffix(".ipynb")
+        notebook.write_text(as_notebook(text))
+        source.with_suffix(".md").write_text(tutorial(text, notebook.name))
     for page in (api, cli, settings):
         (DOCS / "reference" / f"{page.__name__}.md").write_text(page())
     (DOCS / "llms.txt").write_text(llms())

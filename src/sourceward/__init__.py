@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sourceward.deploy.export import export
     from sourceward.deploy.predictor import Predictor
     from sourceward.estimator import EnergyAdapter
+    from sourceward.estimator.splitting import LeaveOneDomainOut
     from sourceward.fitting import fit
     from sourceward.model import Model, evaluate, load
     from sourceward.nn.backbones import create_backbone, list_backbones
@@ -28,6 +29,7 @@ __all__ = [
     "EnergyAdapter",
     "ExpectedGain",
     "InputError",
+    "LeaveOneDomainOut",
     "Model",
     "Predictor",
     "TrainingError",
@@ -51,6 +53,7 @@ _HOME = {
     "EnergyAdapter": "estimator",
     "ExpectedGain": "validation.expected_gain",
     "InputError": "_util.errors",
+    "LeaveOneDomainOut": "estimator.splitting",
     "Model": "model",
     "Predictor": "deploy.predictor",
     "TrainingError": "_util.errors",

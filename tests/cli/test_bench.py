@@ -9,6 +9,7 @@ import pytest
 
 from sourceward.bench.protocol.provenance import command
 from tests.helpers import make_domains
+from tests.tiny_runs import FINETUNE, NAMED, TINY, image_folder, text_table
 
 
 def sourceward(*arguments):
@@ -77,3 +78,27 @@ def test_version():
 )
 def test_absolute_paths_are_not_recorded(typed, kept):
     assert command(["python", typed]) == f"sourceward {kept}"
+
+
+def test_training_methods_are_a_grid(tmp_path):
+    folder, out = image_folder(tmp_path / "images"), tmp_path / "out"
+    settings = TINY | FINETUNE | {"image_size": 16, "crossfit": 0}
+    quick = ["--backbone=tiny:conv", "--weights=none", "--device=cpu", "--targets=c"]
+    quick += [f"--set={name}={value}" for name, value in settings.items()]
+    wanted = ["--methods=erm,mixup,swad", "--adapters=none,t3a"]
+    done = sourceward("bench", str(folder), *wanted, *quick, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "mixup + t3a" in done.stderr
+    assert "cost of" in done.stdout
+    results = json.loads((out / "results.json").read_text())
+    assert results["kind"] == "grid"
+    assert [own["name"] for own in results["methods"]] == ["erm", "mixup", "swad"]
+    page = sourceward("report", str(out))
+    assert page.returncode == 0, page.stderr
+    assert "training method" in (out / "report.html").read_text()
+    text = text_table(tmp_path / "texts.csv")
+    named = [f"--option={option}" for option in NAMED]
+    refused = sourceward("bench", str(text), "--methods=erm,cutmix", *named, "--out", str(tmp_path / "texts"))
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    assert "'cutmix' needs images, but the data holds texts" in refused.stderr
+    assert not (tmp_path / "texts").exists()

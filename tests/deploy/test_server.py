@@ -17,14 +17,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import uvicorn
 from PIL import Image
 
 import sourceward as sw
 from sourceward._util.errors import InputError
-from sourceward.deploy.server import PAGE, serve
+from sourceward.deploy.server import PAGE, create_app, serve, server_config
 from sourceward.deploy.server_load import form
 from sourceward.deploy.server_load import http as post
 from sourceward.deploy.server_queue import Batcher, Full
+from sourceward.deploy.server_settings import Limits
 from tests.tiny_runs import fit_tiny, tiny_features
 
 KEY = "a secret"
@@ -204,6 +206,32 @@ def test_a_stop_answers_what_was_accepted(tiny_run: Path):
 def test_other_addresses_need_a_key(tiny_run: Path):
     with pytest.raises(InputError, match=r"API key for --host 0\.0\.0\.0"):
         serve(sw.load(tiny_run, "cpu"), host="0.0.0.0")
+
+
+def test_a_port_in_use_is_an_input_error(images: int, tiny_run: Path):
+    with pytest.raises(InputError, match=rf"127\.0\.0\.1:{images} cannot be used: Address already in use"):
+        serve(sw.load(tiny_run, "cpu"), port=images)
+
+
+def test_a_connection_without_a_whole_head_is_closed(tiny_run: Path):
+    model = sw.load(tiny_run, "cpu")
+    limits = Limits(body_seconds=0.3)
+    server = uvicorn.Server(server_config(create_app(model, limits), "127.0.0.1", 0, limits))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for first, then in ((b"", b""), (b"", b"GET /health HT"), (whole, b"GET")):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(first)
+            assert not first or connection.recv(65536).startswith(b"HTTP/1.1 200")
+            connection.sendall(then)
+            while connection.recv(65536):  # ends when the server closes
+                pass
+    server.should_exit = True
+    thread.join(10)
 
 
 def test_a_full_queue_refuses_and_a_failure_stays_alone():

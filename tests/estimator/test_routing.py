@@ -11,7 +11,7 @@ from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_sc
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from sourceward import EnergyAdapter
+from sourceward import EnergyAdapter, LeaveOneDomainOut
 from sourceward._util.errors import InputError
 from tests.helpers import QUICK, make_domains
 
@@ -41,6 +41,25 @@ def test_leave_one_domain_out_with_routing_off():
     )
     assert scores.shape == (3,)
     assert scores.min() > 0.5
+
+
+def test_a_search_holds_out_domains_by_sample_domain_alone_with_routing_on():
+    grid, cv = {"num_steps": [0, 2]}, LeaveOneDomainOut()
+    with sklearn.config_context(enable_metadata_routing=True):
+        routed = GridSearchCV(quick(), grid, cv=cv).fit(X, Y, sample_domain=SOURCE)
+    plain = GridSearchCV(quick(), grid, cv=LeaveOneGroupOut()).fit(X, Y, groups=SOURCE, sample_domain=SOURCE)
+    assert routed.n_splits_ == 3
+    for name in ("split0_test_score", "split2_test_score"):
+        np.testing.assert_array_equal(routed.cv_results_[name], plain.cv_results_[name])
+    again = GridSearchCV(quick(), grid, cv=cv).fit(X, Y, groups=SOURCE, sample_domain=SOURCE)  # routing off
+    assert again.best_score_ == plain.best_score_
+
+
+def test_domains_to_hold_out_are_required():
+    with pytest.raises(InputError, match=r"Expected the domain of each row.* Pass `sample_domain`"):
+        cross_val_score(quick(), X, Y, cv=LeaveOneDomainOut())
+    with pytest.raises(InputError, match="2 or more source domains to hold out one, but got 1"):
+        next(LeaveOneDomainOut().split(X, Y, groups=np.where(SOURCE == 0, 1, -1)))
 
 
 def test_transform_gives_adapted_features_to_any_classifier():
@@ -80,7 +99,7 @@ from skada.model_selection import SourceTargetShuffleSplit
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import StandardScaler
-from sourceward import EnergyAdapter
+from sourceward import EnergyAdapter, LeaveOneDomainOut
 from tests.estimator.test_routing import X, Y, SOURCE, quick
 
 assert sklearn.get_config()["enable_metadata_routing"]
@@ -108,6 +127,13 @@ search.fit(X, Y.copy(), sample_domain=SOURCE)
 search.predict(X[target])
 search = GridSearchCV(quick(), {"num_steps": [0, 2]}, cv=SourceTargetShuffleSplit(n_splits=1))
 search.fit(X, Y, sample_domain=domain)
+
+held = GridSearchCV(
+    make_da_pipeline(StandardScaler(), quick()), {"energyadapter__num_steps": [0, 2]}, cv=LeaveOneDomainOut()
+)
+held.fit(X, np.where(target, -1, Y), sample_domain=domain)  # the target's rows are in no test part
+assert held.n_splits_ == 2
+assert held.best_score_ > 0.5
 
 after = make_da_pipeline(StandardScaler(), quick(), LogisticRegression())
 after.fit(X, Y.copy(), sample_domain=domain)

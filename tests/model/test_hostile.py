@@ -143,6 +143,9 @@ SETTINGS = {
     "mean": lambda config: config["backbone"]["preprocessing"].update(mean=[None] * 3),
     "std": lambda config: config["backbone"]["preprocessing"].update(std=[0, 0, 0]),
     "auxiliary": lambda config: config["backbone"].update(auxiliary={"rotation": 10**12}),
+    "sources": lambda config: config["backbone"].update(auxiliary={"single_sample": [10**9, 10**3]}),
+    "no network": lambda config: config["backbone"].update(auxiliary={"nothing": [1]}),
+    "norm": lambda config: config["backbone"].update(domain_norm=10**9),
 }
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sourceward.validation.expected_gain import (
+    ACCURACY_PRIOR,
     PRIOR_DOF,
     PRIOR_SD,
     accuracy_interval,
@@ -61,13 +62,20 @@ def test_standard_errors_fall_with_the_number_of_samples():
 
 
 def test_the_accuracy_on_a_new_domain_is_covered_as_often_as_stated():
-    rng, inside = np.random.default_rng(0), 0
+    rng, inside, (dof, scale) = np.random.default_rng(0), 0, ACCURACY_PRIOR
     for _ in range(2000):
-        *accuracies, new = rng.normal(0.6, 0.05, 4)
+        spread = scale * np.sqrt(dof / rng.chisquare(dof))  # the prior
+        *accuracies, new = rng.normal(0.5, spread, 4)
+        new = min(max(new, 0.0), 1.0)
         low, high = accuracy_interval(np.array(accuracies))
         inside += low <= new <= high
-    assert inside / 2000 == pytest.approx(0.9, abs=4 * np.sqrt(0.9 * 0.1 / 2000))
+    assert inside / 2000 > 0.9 - 4 * np.sqrt(0.9 * 0.1 / 2000)
 
 
 def test_an_interval_of_accuracies_stays_between_0_and_1():
     assert accuracy_interval(np.array([0.05, 0.5, 0.95])) == (0.0, 1.0)
+
+
+def test_equal_accuracies_of_three_domains_are_no_certainty():
+    low, high = accuracy_interval(np.full(3, 0.6))
+    assert 0.3 < low < 0.5 < 0.7 < high < 0.9

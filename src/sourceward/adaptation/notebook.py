@@ -49,7 +49,8 @@ def chain_svg(result: "AdaptationResult") -> str:
     else:
         means = np.stack([result.energy_before.mean(0), result.energy_after.mean(0)], 1)
         lines = [(source, np.column_stack([[0, 1], own])) for source, own in enumerate(means)]
-        caption = "Mean energy of each source before (left) and after the steps; lower is more like it."
+        first, last = means.mean(0)
+        caption = f"Mean energy of each source before (left) and after the steps: {first:.3f} to {last:.3f}."
     return _svg(lines, caption)
 
 

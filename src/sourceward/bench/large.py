@@ -52,8 +52,8 @@ QUICK = LargePlan(4000, 32, 4, image_size=32)
 
 
 def measure_large(plan: LargePlan, section: str) -> dict[str, Any]:
-    """Measure `features` or `images`: a quarter of the rows, all, a quarter with a kill; features also on two
-    Ray workers."""
+    """Measure `features` or `images`: a quarter of the rows, all, a quarter with a kill, and on two Ray
+    workers: all features, or a quarter of the images."""
     if section not in ("features", "images"):
         raise InputError(f"Expected `--only` features or images after `bench predict`, but got {section!r}.")
     with tempfile.TemporaryDirectory() as folder:
@@ -66,9 +66,10 @@ def measure_large(plan: LargePlan, section: str) -> dict[str, Any]:
         whole = _predict(work, work / "in", "whole")
         killed = _killed(work, plan.files // 4)
         found = {"quarter": quarter, "all": whole, "quarter_with_a_kill": killed}
-        if section == "features":
-            ray = _predict(work, work / "in", "ray", "--engine", "ray", "--jobs", "2")
-            found["all_on_2_ray_workers"] = ray | {"same_files": _same(work / "whole", work / "ray")}
+        name, data = ("whole", work / "in") if section == "features" else ("quarter", work / "in" / "quarter")
+        ray = _predict(work, data, "ray", "--engine", "ray", "--jobs", "2")
+        ray |= {"peak_mb_is_of": "the driver", "same_files": _same(work / name, work / "ray")}
+        found[f"{'all' if name == 'whole' else name}_on_2_ray_workers"] = ray
     more, longer = whole["rows"] - quarter["rows"], whole["seconds"] - quarter["seconds"]
     hours = (whole["seconds"] + (1e8 - whole["rows"]) * longer / more) / 3600
     found["estimate"] = {

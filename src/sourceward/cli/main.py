@@ -15,7 +15,7 @@ from sourceward._util.errors import InputError, TrainingError
 ABOUT = "Adapt each test sample to the source domains; no weight of the model changes."
 
 COMMANDS = {
-    "demo": "Train and adapt on rotated digits, and write a report. Takes a minute, downloads nothing.",
+    "demo": "Decide for two deployments whether to adapt, then measure. Takes a minute, downloads nothing.",
     "doctor": "Check a dataset: domains, classes, duplicates, broken files, and what `fit` would do.",
     "fit": "Train on the source domains and write a model folder.",
     "evaluate": "Measure accuracy with and without adaptation on labelled domains.",

@@ -7,6 +7,7 @@ A request is received and read on its own (`server_guard`, `server_inputs`); its
 import asyncio
 import logging
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -215,6 +216,7 @@ def serve(
             "--api-key, or leave --host out."
         )
     limits = limits or Limits()
+    _check_free(host, port)
     app = create_app(model, limits, api_key, LOOPBACK[:2] if host in LOOPBACK[:2] else None)
     import uvicorn
 
@@ -229,6 +231,20 @@ def serve(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again after a graceful stop
     with suppress(KeyboardInterrupt):
         Server(server_config(app, host, port, limits)).run()
+
+
+def _check_free(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise InputError(
+                f"Expected an address to listen on, but {host}:{port} cannot be used: "
+                f"{getattr(error, 'strerror', None) or error}. Choose another --port; 0 takes a free one."
+            ) from None
 
 
 def server_config(app: Any, host: str, port: int, limits: Limits) -> Any:

@@ -169,6 +169,8 @@ def head_in_time(seconds: float) -> Any:
             self.waits = None
             if self.cycle is last:
                 self.transport.close()
+            else:
+                self._watch()
 
     return HeadInTime
 

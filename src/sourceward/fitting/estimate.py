@@ -93,9 +93,9 @@ def estimate(
         device: where it runs.
     """
     count = min(len(sources), max(TIMED, rows_per_pass(device)))
-    few = sources.select(np.linspace(0, len(sources) - 1, count).astype(int))
-    body = backbone.to(device).eval()
-    seconds = min(_timed(few, body, device) for _ in range(2)) / count  # the first one warms up
+    rows, body = np.linspace(0, len(sources) - 1, count).astype(int), backbone.to(device).eval()
+    _timed(sources.select(rows[:1]), body, device)  # warms up
+    seconds = _timed(sources.select(rows), body, device) / count
     passes, pixels = frozen_passes(sources, settings), 0
     if isinstance(backbone.preprocessing, ImagePreprocessing):
         pixels = 3 * int(np.prod(backbone.preprocessing.size))

@@ -108,9 +108,9 @@ def _predict(
     model: Model, parts: list[CopyFeatures], num_steps: int | None, allow: str, label: np.ndarray
 ) -> tuple[AdaptationResult, AdaptationResult, dict[str, Any]]:
     """Predictions on one domain without and with adaptation, and what a cascade leaves out."""
+    tta, thresholds = (model.tta, model.tta_thresholds) if num_steps != 0 else ("", ())
     before = model.adapt_features(parts[0].feature, num_steps=0)
     settings = model.settings if num_steps is None else model.settings_for(num_steps)
-    tta, thresholds = (model.tta, model.tta_thresholds) if num_steps != 0 else ("", ())
     each = predict_each(model.network, parts, settings)
     after = stop_early(each, tta, thresholds).with_trust(settings.temperature)
     after = _with_state(model, after, allow)
@@ -180,6 +180,15 @@ def dataset_copies(
     return found
 
 
+def _counted(batches: Iterable[Tensor], advance: Advance) -> Iterator[Tensor]:
+    """The batches, reporting the rows of those that are done."""
+    done = 0
+    for batch in batches:
+        yield batch
+        done += len(batch)
+        advance(done)
+
+
 def _passes(names: Sequence[str], every: Sequence[Sequence[str]], stopped: Sequence[float]) -> float:
     """Backbone passes for each sample of a cascade.
 
@@ -188,15 +197,6 @@ def _passes(names: Sequence[str], every: Sequence[Sequence[str]], stopped: Seque
     """
     copies = [sum(name in level for name in names) for level in every]
     return float(np.dot(copies, [*stopped, 1 - sum(stopped)]))
-
-
-def _counted(batches: Iterable[Tensor], advance: Advance) -> Iterator[Tensor]:
-    """The batches, reporting the rows of those that are done."""
-    done = 0
-    for batch in batches:
-        yield batch
-        done += len(batch)
-        advance(done)
 
 
 def _with_state(model: Model, result: AdaptationResult, allow: str) -> AdaptationResult:

@@ -38,7 +38,7 @@ def read_images(items: Any, shape: Geometry) -> Tensor:
 
 def read_image(item: Any, shape: Geometry) -> Tensor:
     """Return one image as uint8 (3, height, width)."""
-    if isinstance(item, np.ndarray) and item.ndim == 3:
+    if isinstance(item, np.ndarray) and item.ndim in (2, 3):  # gray, or colours last
         from PIL import Image
 
         item = Image.fromarray(item)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.functional import Gaussian, class_centers
+from sourceward.nn.feature_statistics import early_maps, with_map_means
 from sourceward.nn.heads import LatentNet
 
 ROTATION = "rotation"
@@ -20,6 +21,8 @@ DOMAIN_EMBEDDING = "domain_embedding"
 
 CENTER_RATE = 0.1
 """Rate at which stored class centres follow those of a batch; that of joint training."""
+MAPS = (4, 8, 16, 32)
+"""Strides of the maps that describe a sample's domain: the stages of a ResNet, as in the released code."""
 EMBEDDING, HIDDEN = 128, 256
 """Widths of a domain embedding and of the hidden layer of the classifier that reads it; ours."""
 
@@ -27,25 +30,35 @@ EMBEDDING, HIDDEN = 128, 256
 class GeneratedClassifier(nn.Module):
     """Generates a classifier for each sample from the class centres of the sources and the sample itself.
 
-    Weights of class c: a Gaussian that one network reads from h(theta_c, x), where theta_c is a Gaussian
-    that another network reads from the class centre of the sources. Logits are x . w_c / sqrt(dim).
+    Weights of class c: a Gaussian that one network reads from h(theta_c, t), where theta_c is a Gaussian that
+    another network reads from the class centre of the sources, and t describes the sample's domain: a network
+    of the channel means of its maps. Logits are x . w_c / sqrt(dim).
 
     Args:
-        dim: width of features.
+        backbone: whose maps are read; its features where it has none.
         sources, classes: sizes.
     """
 
     centers: Tensor
 
-    def __init__(self, dim: int, sources: int, classes: int) -> None:
+    def __init__(self, backbone: Any, sources: int, classes: int) -> None:
         super().__init__()
-        self.source = LatentNet(dim)
-        self.join = nn.Sequential(nn.Linear(2 * dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-        self.generate = LatentNet(dim)
+        dim, (self.maps, width) = backbone.dim, map_layers(backbone)
+        self.domain = _two_layers(width or dim, dim)
+        self.source, self.generate = LatentNet(dim), LatentNet(dim)
+        self.join = _two_layers(2 * dim, dim)
         self.register_buffer("centers", torch.zeros(sources, classes, dim))
 
+    def describe(self, backbone: nn.Module, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Return features (batch, dim) and what describes the domain of each sample, (batch, dim)."""
+        if not self.maps:
+            feature = backbone(inputs)
+            return feature, self.domain(feature)
+        feature, means = with_map_means(backbone, self.maps, inputs)
+        return feature, self.domain(means)
+
     def prior(
-        self, source_centers: Tensor, feature: Tensor, generator: torch.Generator | None = None
+        self, source_centers: Tensor, domain: Tensor, generator: torch.Generator | None = None
     ) -> Gaussian:
         """Return weights from centres (classes, dim) and samples (batch, dim): (batch, classes, dim).
 
@@ -53,8 +66,8 @@ class GeneratedClassifier(nn.Module):
         """
         source = self.source(source_centers)
         theta = source.mean if generator is None else source.sample(generator)
-        shape = (len(feature), *theta.shape)
-        pairs = torch.cat([theta.expand(shape), feature.unsqueeze(1).expand(shape)], -1)
+        shape = (len(domain), *theta.shape)
+        pairs = torch.cat([theta.expand(shape), domain.unsqueeze(1).expand(shape)], -1)
         return self.generate(self.join(pairs))
 
     def posterior(self, target_centers: Tensor) -> Gaussian:
@@ -70,9 +83,28 @@ class GeneratedClassifier(nn.Module):
             self.centers.lerp_(centers.detach().to(self.centers), CENTER_RATE * has.to(self.centers))
         return torch.where(has, centers, self.centers.clone())
 
-    def forward(self, feature: Tensor) -> Tensor:
+    def forward(self, feature: Tensor, domain: Tensor) -> Tensor:
         """Return the logits (batch, classes) of each sample's own classifier."""
-        return classify(feature, self.prior(self.centers.mean(0), feature).mean)
+        return classify(feature, self.prior(self.centers.mean(0), domain).mean)
+
+
+def _two_layers(width: int, dim: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, dim), nn.ReLU(), nn.Linear(dim, dim))
+
+
+def map_layers(backbone: Any) -> tuple[list[str], int]:
+    """Return the names of the modules that end the strides in `MAPS`, and their channels together."""
+    size = getattr(backbone.preprocessing, "size", None)
+    if size is None:
+        return [], 0
+    training, channels = backbone.training, len(backbone.preprocessing.mean)
+    backbone.eval()
+    names = [f"network.{name}" for name in early_maps(backbone.network, size, channels, MAPS)]
+    blank = torch.zeros(1, channels, *size, device=backbone.device)
+    with torch.no_grad():
+        width = with_map_means(backbone, names, blank)[1].shape[1] if names else 0
+    backbone.train(training)
+    return names, width
 
 
 def classify(feature: Tensor, weights: Tensor) -> Tensor:
@@ -114,7 +146,7 @@ def _rotation(backbone: Any, outputs: int) -> nn.Module:
 
 AUXILIARY: dict[str, Callable[..., nn.Module]] = {
     ROTATION: _rotation,
-    SINGLE_SAMPLE: lambda backbone, *sizes: GeneratedClassifier(backbone.dim, *sizes),
+    SINGLE_SAMPLE: GeneratedClassifier,
     DOMAIN_EMBEDDING: lambda backbone, classes: DomainClassifier(backbone.network, backbone.dim, classes),
 }
 """Builders by name: of a backbone and sizes."""

@@ -138,8 +138,10 @@ def mean_statistics(network: nn.Module, names: Sequence[str], batches: Iterable[
 
 
 @torch.no_grad()
-def early_maps(network: nn.Module, size: tuple[int, int], channels: int = 3) -> tuple[str, ...]:
-    """Names of the modules at the end of each stride in `STRIDES`; empty for networks without such maps.
+def early_maps(
+    network: nn.Module, size: tuple[int, int], channels: int = 3, strides: Sequence[int] = STRIDES
+) -> tuple[str, ...]:
+    """Names of the modules at the end of each of `strides`; empty for networks without such maps.
 
     >>> early_maps(nn.Sequential(nn.AvgPool2d(4), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten()), (32, 32))
     ('1', '2')
@@ -163,7 +165,23 @@ def early_maps(network: nn.Module, size: tuple[int, int], channels: int = 3) -> 
 
     # Modules are in the order in which they returned, so the last one of each stride is kept.
     ends = {out: name for name, (_, out) in calls.items() if not inside_transition(name, out)}
-    return tuple(ends[stride] for stride in STRIDES if stride in ends)
+    return tuple(ends[stride] for stride in strides if stride in ends)
+
+
+def with_map_means(network: nn.Module, names: Sequence[str], inputs: Any) -> tuple[Tensor, Tensor]:
+    """What a network returns, and the channel means (batch, channels) of named maps inside it, side by side.
+
+    >>> with_map_means(nn.Sequential(nn.Identity(), nn.Flatten()), ["0"], torch.tensor([[[[1.0, 3.0]]]]))
+    (tensor([[1., 3.]]), tensor([[2.]]))
+    """
+    found: list[Tensor] = []
+
+    def append(_module: nn.Module, _inputs: Any, maps: Tensor) -> None:
+        found.append(maps.float().mean((2, 3)))
+
+    with _hooked((network.get_submodule(name), append) for name in names):
+        output = network(inputs)
+    return output, torch.cat(found, 1)
 
 
 def _stride(maps: Any, size: tuple[int, int]) -> int:

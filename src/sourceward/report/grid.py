@@ -65,13 +65,12 @@ def _row(own: dict[str, Any]) -> dict[str, Any] | None:
 def needs(own: dict[str, Any]) -> str:
     """Return what a training method needs.
 
-    >>> needs({"images": True, "sources": 2, "trains": "a generator", "adapter": "ttt"})
-    'images; 2 or more sources; trains a generator, for `ttt`'
+    >>> needs({"images": True, "sources": 2})
+    'images, 2 sources'
     """
     parts = ["images"] if own["images"] else []
-    parts += [f"{own['sources']} or more sources"] if own["sources"] > 1 else []
-    trains = f"trains {own['trains']}" + (f", for `{own['adapter']}`" if own["adapter"] else "")
-    return "; ".join([*parts, *([trains] if own["trains"] else [])]) or "-"
+    parts += [f"{own['sources']} sources"] if own["sources"] > 1 else []
+    return ", ".join(parts) or "-"
 
 
 def remarks(results: dict[str, Any]) -> list[str]:
@@ -92,7 +91,7 @@ def headline(results: dict[str, Any]) -> str:
         (row["mean"], own["name"], row["label"])
         for own in results["methods"]
         for row in own["table"]
-        if not row["oracle"]
+        if not row["oracle"] and "rows=" not in row["method"]  # of other samples
     ]
     if not cells:
         return "No run finished."

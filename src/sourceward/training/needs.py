@@ -46,9 +46,3 @@ class Needs:
             if getattr(settings, key.removeprefix("finetune.")) != value:
                 wanted = f"{key}={str(value).lower()}"
                 raise InputError(f"Fine-tuning by {name!r} needs `{wanted}`. Add --set {wanted}.")
-
-    def __str__(self) -> str:
-        parts = ["images" if self.images else "images or texts"]
-        parts += [f"{self.sources} or more sources"] if self.sources > 1 else []
-        parts += [f"trains {self.networks}"] if self.networks else []
-        return ", ".join(parts)

@@ -147,6 +147,12 @@ def test_all_are_those_that_apply(folder):
     assert all("needs images" in unsuitable[name] for name in ("cutmix", "mixstyle", "dson", "l2a_ot"))
 
 
+def test_the_folder_of_another_bench_is_refused(folder, tmp_path):
+    (tmp_path / "bench.json").write_text("{}")
+    with pytest.raises(InputError, match="a bench without --methods"):
+        bench_methods(plan(folder), NAMES, tmp_path)
+
+
 def test_published_numbers_stand_beside():
     pacs = ["photo", "art_painting", "cartoon", "sketch"]
     assert [(row["backbone"], row["mean_here"]) for row in published_beside("masf", pacs)] == [

@@ -103,3 +103,14 @@ def test_norm_layers_of_each_source_work_under_every_adapter(name):
     assert np.isfinite(adapted.probabilities).all()
     if name in ("batchnorm", "tta"):  # nothing is trained: the same answers as without domains
         np.testing.assert_allclose(adapted.probabilities, plain.probabilities, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["masf", "entropy", "domain_embedding", "single_sample"])
+def test_texts_are_trained_on_by_methods_that_need_no_images(tmp_path, name):
+    data = tiny_texts()
+    model = fit_tiny(data, tmp_path / "run", settings={"finetune.method": name, "crossfit": 0.0})
+    assert len(model.predict(list(data.items[:3]))) == 3
+    if name in ADAPTER_OF:
+        tokens = model.backbone.prepare(list(data.items[:4]))
+        adapted = create_adapter(ADAPTER_OF[name], batch_size=4)(model.network, tokens)
+        np.testing.assert_allclose(adapted.probabilities.sum(1), 1, atol=1e-5)

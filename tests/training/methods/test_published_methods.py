@@ -256,6 +256,11 @@ def test_single_sample_is_variational_inference_over_held_out_sources():
     network = classifier.backbone.auxiliary[SINGLE_SAMPLE]
     feature, generator = classifier.backbone(images), make_generator()
     found = loss_of(classifier)
+    maps, inner = [], classifier.backbone.network
+    for number in range(len(inner)):  # maps of strides 4 and 8, of 16 pixels
+        images = inner[number](images)
+        maps += [images.mean((2, 3))] if number in (5, 9) else []
+    about = network.domain(torch.cat(maps, 1)).split(EACH)
     each, labels = feature.split(EACH), label.split(EACH)
     centers = torch.stack(
         [torch.stack([x[y == c].mean(0) for c in range(CLASSES)]) for x, y in zip(each, labels)]
@@ -266,7 +271,10 @@ def test_single_sample_is_variational_inference_over_held_out_sources():
         q, source = network.generate(centers[target]), network.source(others)
         theta = source.mean + source.std * torch.randn(source.mean.shape, generator=generator)
         p_mean, p_std = zip(
-            *(network.generate(network.join(torch.cat([theta, x.expand_as(theta)], 1))) for x in each[target])
+            *(
+                network.generate(network.join(torch.cat([theta, x.expand_as(theta)], 1)))
+                for x in about[target]
+            )
         )
         p = torch.stack(p_mean), torch.stack(p_std)
         drawn = q.mean + q.std * torch.randn(q.mean.shape, generator=generator)

@@ -79,7 +79,8 @@ def latent(network: Network) -> TrainableCopy:
 def norm_layers(network: Network) -> TrainableCopy:
     """Train scales and shifts of the backbone's norm layers; batch norm uses the batch's statistics."""
     clone = use_batch_statistics(copy.deepcopy(network).requires_grad_(False))
-    norms = [m for m in backbone_of(clone).modules() if isinstance(m, NORMS)]
+    modules = backbone_of(clone).named_modules()  # auxiliary networks belong to other methods
+    norms = [m for name, m in modules if isinstance(m, NORMS) and "auxiliary." not in name]
     parameters = [p for m in norms for p in (m.weight, m.bias) if p is not None]
     if not parameters:
         raise Unsuitable("This backbone has no norm layer with a scale and a shift to adapt.")

@@ -16,6 +16,7 @@ from sourceward.adaptation.base import ADAPTERS, Unsuitable, inner_backbone
 from sourceward.adaptation.baselines.base import Baseline, BatchPrediction
 from sourceward.nn import Network, Projected
 from sourceward.nn.auxiliary import DOMAIN_EMBEDDING, SINGLE_SAMPLE
+from sourceward.nn.backbones import Backbone
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class TrainedWith(Baseline):
                 f"Fit it with --set finetune.method={self.auxiliary}."
             )
 
-    def logits(self, network: Any, inputs: Any, feature: Tensor) -> Tensor:
-        """Return logits (batch, classes) by the auxiliary network, from inputs and raw features."""
+    def classify(self, network: Any, backbone: Backbone, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Return the backbone's features (batch, dim), and logits (batch, classes) by its own network."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -46,8 +47,8 @@ class TrainedWith(Baseline):
         assert backbone is not None
         for inputs in batches:
             with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
-                raw = backbone(inputs).float()
-                logits = self.logits(backbone.auxiliary[self.auxiliary], inputs, raw).float()
+                raw, logits = self.classify(backbone.auxiliary[self.auxiliary], backbone, inputs)
+            raw, logits = raw.float(), logits.float()
             if logits.shape[1] != network.classes:
                 raise Unsuitable(
                     f"The network trained with the backbone knows {logits.shape[1]} classes, the model "
@@ -69,8 +70,9 @@ class GeneratedClassifier(TrainedWith):
     needs_batch: ClassVar[bool] = False
     auxiliary: ClassVar[str] = SINGLE_SAMPLE
 
-    def logits(self, network: Any, inputs: Any, feature: Tensor) -> Tensor:
-        return network(feature)
+    def classify(self, network: Any, backbone: Backbone, inputs: Any) -> tuple[Tensor, Tensor]:
+        feature, domain = network.describe(backbone, inputs)
+        return feature, network(feature, domain)
 
 
 @ADAPTERS.register("domain_adaptive")
@@ -83,5 +85,6 @@ class DomainAdaptive(TrainedWith):
 
     auxiliary: ClassVar[str] = DOMAIN_EMBEDDING
 
-    def logits(self, network: Any, inputs: Any, feature: Tensor) -> Tensor:
-        return network(feature, network.embed(inputs).mean(0, keepdim=True))
+    def classify(self, network: Any, backbone: Backbone, inputs: Any) -> tuple[Tensor, Tensor]:
+        feature = backbone(inputs)
+        return feature, network(feature, network.embed(inputs).mean(0, keepdim=True))

@@ -4,12 +4,14 @@
 
 Bench files record the gain on every held-out source. How far those differ, in all files together, is the
 prior of `validation.expected_gain`. The noise of single held-out sources is not recorded and does not count
-here.
+here. Accuracies without adaptation are recorded for targets alone; they check the interval of expected
+accuracy.
 """
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,13 @@ import numpy as np
 
 from sourceward._util.storage import write_whole
 from sourceward.bench.protocol.provenance import versions
-from sourceward.validation.expected_gain import PRIOR_DOF, PRIOR_SD, domain_interval
+from sourceward.validation.expected_gain import (
+    ACCURACY_PRIOR,
+    PRIOR_DOF,
+    PRIOR_SD,
+    accuracy_interval,
+    domain_interval,
+)
 
 AUTO = "ebtsa:num_steps=auto"
 
@@ -59,6 +67,45 @@ def sets_of(runs: Iterable[dict[str, Any]]) -> list[np.ndarray]:
         key = run["file"], run["data"], tuple(run["per_source"])
         found.setdefault(key, []).append(list(run["per_source"].values()))
     return [np.mean(gains, axis=0) for gains in found.values()]
+
+
+def accuracy_sets(root: Path) -> dict[str, np.ndarray]:
+    """Return the accuracy without adaptation on each target of a bench, its domains left out in turn."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for file in sorted(root.glob("**/results.json")):
+        content = json.loads(file.read_text())
+        for run in content.get("runs", []) if content.get("kind") == "bench" else []:
+            if "none" in run["methods"]:
+                key = f"{file.parent}: {run['data'].rsplit('_without_', 1)[0]}"
+                own = found.setdefault(key, {}).setdefault(run["target"], [])
+                own.append(run["methods"]["none"]["accuracy"])
+    return {
+        key: np.array([np.mean(values) for values in own.values()])
+        for key, own in found.items()
+        if len(own) > 3
+    }
+
+
+def check_accuracy(sets: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return how often the interval of the accuracy holds a target, given those on three other targets; every
+    bench counts the same."""
+    holds, width = {}, []
+    for key, own in sets.items():
+        inside = []
+        for place in range(len(own)):
+            for chosen in list(combinations(np.delete(own, place), 3))[:20]:
+                low, high = accuracy_interval(np.array(chosen))
+                inside.append(low <= own[place] <= high)
+                width.append(high - low)
+        holds[key] = float(np.mean(inside))
+    return {
+        "used": list(ACCURACY_PRIOR),
+        "sd": {key: float(own.std(ddof=1)) for key, own in sets.items()},
+        "median_sd": float(np.median([own.std(ddof=1) for own in sets.values()])),
+        "holds": holds,
+        "interval_holds": float(np.mean([*holds.values()])),
+        "median_width": float(np.median(width)),
+    }
 
 
 def decide(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -103,6 +150,7 @@ def main() -> None:
         "versions": versions(),
         "prior": {"sets": len(sets), "dof": dof, "sd": scale, "used": [PRIOR_DOF, PRIOR_SD]},
         "decision": decide(runs),
+        "accuracy": check_accuracy(accuracy_sets(given.root)),
     }
     write_whole(given.out, json.dumps(numbers, indent=1) + "\n")
 

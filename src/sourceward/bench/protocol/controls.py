@@ -9,8 +9,8 @@ source's class centre where the prior reads the sample, and the loss is that of 
     E_q(theta|d_s, d_t) [-log p(y|x, theta)] + KL(q(theta|d_s, d_t) || p(theta|d_s, x)).
 
 A test sample is classified in one forward pass with the prior's mean. Our choices where the paper leaves them
-open: one hidden layer, logits = x . theta_c / sqrt(dim), and the weight of the KL and the feature noise that
-the demo uses for features that are not whitened. The backbone is not trained.
+open: one hidden layer, logits = x . theta_c / sqrt(dim), a KL weight of 0.01 and feature
+noise of 0.5 for features that are not whitened. The backbone is not trained.
 """
 
 import math

@@ -69,9 +69,9 @@ def check_methods(plan: Plan, names: Sequence[str]) -> tuple[list[str], dict[str
     if plan.training.freeze or given:
         what = f"--set {given[0]}" if given else "--freeze"
         raise InputError(f"--methods trains a backbone by each of several methods: leave {what} out.")
-    everything, unsuitable = names == [ALL], dict[str, str]()
+    everything, unsuitable = ALL in names, dict[str, str]()
     datasets = [open_dataset(data, **dict(plan.options)) for data in plan.data]
-    names = [*list_methods(), SWAD] if everything else [name for name in names if name != ALL]
+    names = [*list_methods(), SWAD] if everything else names
     for name in names:
         try:
             for dataset in datasets:
@@ -109,6 +109,8 @@ def bench_methods(
         engine, workers, on_run: see `bench`.
     """
     check_engine(engine)
+    if (Path(out) / "bench.json").exists():
+        raise InputError(f"'{out}' holds results of a bench without --methods. Name another folder.")
     names, unsuitable = check_methods(plan, names)
     prepared = {}
     for name in names:

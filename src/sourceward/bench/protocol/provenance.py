@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sourceward.adaptation import ADAPTERS
 
-WITHOUT_EFFECT = ("cli/", "report/", "bench/experiments/", "bench/speed/", "bench/demo/")
+WITHOUT_EFFECT = ("cli/", "report/", "bench/experiments/", "bench/speed/", "bench/demo.py")
 """Code that changes no number of a run."""
 
 

@@ -9,10 +9,10 @@ centres d_t. Loss, the mean over t:
 The second term, the classifier that test samples use, is supervised in the released code as well. The
 adapter `generated_classifier` classifies a sample by the prior's mean, with the class centres of all sources.
 
-KL weight: the released code's 1e-5 of a sum over a batch of 128. Our choices: one draw of the weights for 10,
-logits divided by sqrt(dim), all sources as the target in each iteration, and the sample is read by its last
-features alone, where the released code adds means of earlier maps. The linear head reads features without a
-gradient: source validation selects by it.
+The prior reads a sample by the channel means of the four stages of its maps, as the released code does. KL
+weight: its 1e-5 of a sum over a batch of 128. Our choices: one draw of the weights for 10, logits divided by
+sqrt(dim), and all sources as the target in each iteration. The linear head reads features without a gradient:
+source validation selects by it.
 """
 
 from typing import Any
@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from sourceward.functional import Gaussian, kl_divergence
 from sourceward.nn.auxiliary import SINGLE_SAMPLE, GeneratedClassifier, classify
 from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Method
+from sourceward.training.methods.gradients import plain
 from sourceward.training.needs import Needs
 
 KL_WEIGHT = 1e-3
@@ -32,6 +33,7 @@ KL_WEIGHT = 1e-3
 def held_out_loss(
     network: GeneratedClassifier,
     feature: Tensor,
+    domain: Tensor,
     label: Tensor,
     centers: Tensor,
     target: int,
@@ -41,13 +43,14 @@ def held_out_loss(
 
     Args:
         network: that generates classifiers.
-        feature, label: (batch, dim) and (batch,) of that source.
+        feature, domain: (batch, dim) features and domain descriptions of that source's samples.
+        label: (batch,).
         centers: (sources, classes, dim).
         target: its number.
         generator: of the draws.
     """
     others = torch.cat([centers[:target], centers[target + 1 :]]).mean(0)
-    posterior, prior = network.posterior(centers[target]), network.prior(others, feature, generator)
+    posterior, prior = network.posterior(centers[target]), network.prior(others, domain, generator)
     fits = cross_entropy(classify(feature, posterior.sample(generator)), label)
     fits = fits + cross_entropy(classify(feature, prior.sample(generator)), label)
     wide = Gaussian(*(part.expand_as(prior.mean) for part in posterior))
@@ -74,12 +77,15 @@ class SingleSample(Method):
         domain: Tensor,
         generator: Generator,
     ) -> Tensor:
-        feature, network = backbone(inputs), backbone.auxiliary[SINGLE_SAMPLE]
+        network: GeneratedClassifier = backbone.auxiliary[SINGLE_SAMPLE]
+        feature, described = network.describe(plain(backbone), inputs)
         probe = cross_entropy(head(feature.detach()), label)
         with torch.autocast(feature.device.type, enabled=False):  # variances need all digits
-            rows, labels = (part.unflatten(0, (self.sources, -1)) for part in (feature.float(), label))
+            parts = (feature.float(), described.float(), label)
+            rows, about, labels = (part.unflatten(0, (self.sources, -1)) for part in parts)
             centers = network.batch_centers(rows, labels)
             losses = [
-                held_out_loss(network, rows[t], labels[t], centers, t, generator) for t in range(self.sources)
+                held_out_loss(network, rows[t], about[t], labels[t], centers, t, generator)
+                for t in range(self.sources)
             ]
         return torch.stack(losses).mean() + probe

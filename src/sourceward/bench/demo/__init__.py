@@ -1,1 +1,0 @@
-"""`sourceward demo`: rotated handwritten digits, in a minute and without a download."""
