@@ -23,7 +23,7 @@ from PIL import Image
 import sourceward as sw
 from sourceward._util.errors import InputError
 from sourceward.deploy.server import PAGE, create_app, serve, server_config
-from sourceward.deploy.server_load import form
+from sourceward.deploy.server_load import BAD, LoadPlan, form, measure_load
 from sourceward.deploy.server_load import http as post
 from sourceward.deploy.server_queue import Batcher, Full
 from sourceward.deploy.server_settings import Limits
@@ -232,6 +232,17 @@ def test_a_connection_without_a_whole_head_is_closed(tiny_run: Path):
                 pass
     server.should_exit = True
     thread.join(10)
+
+
+def test_under_load_nothing_is_lost_and_nothing_wrong(tiny_run: Path, tmp_path: Path):
+    for seed in range(4):
+        (tmp_path / f"{seed}.png").write_bytes(png(seed))
+    plan = LoadPlan(minutes=0.05, samples=4, bad=0.3, probe_seconds=0.5, hold_seconds=0.5)
+    found = measure_load(tiny_run, [str(tmp_path)], plan)
+    assert (found["lost"], found["wrong"]) == (0, 0)
+    assert found["counts"]["answered"] + found["counts"].get("refused 429", 0) == found["counts"]["good"] > 0
+    assert set(found["counts"]) <= {"answered", "good", "refused 429", *BAD}
+    assert found["stopped_in_16_requests"] == {"counts": {"answered": 16}, "wrong": 0, "exit_code": 0}
 
 
 def test_a_full_queue_refuses_and_a_failure_stays_alone():

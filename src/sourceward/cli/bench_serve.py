@@ -6,6 +6,7 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -23,9 +24,9 @@ def bench_serve(data: list[str], out: Path, json: bool, quick: bool) -> None:
 
     if len(data) == 1:
         raise InputError("Expected a model folder and files after `bench serve`, or neither of them.")
-    plan = LoadPlan(minutes=1 / 3, samples=8) if quick else LoadPlan()
+    plan = LoadPlan(minutes=1 / 3, samples=8, probe_seconds=2.0, hold_seconds=4.0) if quick else LoadPlan()
     open_folder(out)
-    head = {"command": command(sys.argv), "plan": asdict(plan), "versions": versions()}
+    head: dict[str, Any] = {"command": command(sys.argv), "plan": asdict(plan), "versions": versions()}
     head |= {"cores": len(os.sched_getaffinity(0)), "load_at_start": round(os.getloadavg()[0], 2)}
     with tempfile.TemporaryDirectory() as folder:
         if not data:

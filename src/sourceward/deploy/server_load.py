@@ -55,11 +55,21 @@ class Requests:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What is sent: how long, how many different samples, and the share of bad requests."""
+    """What is sent.
+
+    Args:
+        minutes: at the rate that holds.
+        samples: different ones.
+        bad: share of bad requests.
+        probe_seconds: to find what four clients get one after the other.
+        hold_seconds: that a rate must hold.
+    """
 
     minutes: float = 10.0
     samples: int = 64
     bad: float = 0.1
+    probe_seconds: float = 8.0
+    hold_seconds: float = 15.0
 
 
 def http(body: bytes, kind: str) -> bytes:
@@ -167,20 +177,20 @@ async def at_rate(port: int, plan: Requests, rate: float, seconds: float, bad_sh
     return tally
 
 
-async def find_rate(port: int, plan: Requests) -> float:
+async def find_rate(port: int, requests: Requests, plan: LoadPlan) -> float:
     """The highest rate, in steps of 10 % below what four clients get one after the other, that holds."""
     done, begin = 0, perf_counter()
 
     async def client() -> None:
         nonlocal done
-        while perf_counter() - begin < 8:
-            await send(port, random.choice(plan.samples)[0])
+        while perf_counter() - begin < plan.probe_seconds:
+            await send(port, random.choice(requests.samples)[0])
             done += 1
 
     await asyncio.gather(*(client() for _ in range(4)))
     most = done / (perf_counter() - begin)
     for share in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3):
-        tally = await at_rate(port, plan, share * most, 15, 0.0)
+        tally = await at_rate(port, requests, share * most, plan.hold_seconds, 0.0)
         late = float(np.quantile(tally.seconds, 0.95)) if tally.seconds else float("inf")
         if tally.counts["answered"] == tally.counts["good"] and late < HOLDS_SECONDS:
             return share * most
@@ -209,7 +219,7 @@ async def _measure(run: Path, inputs: list[str], plan: LoadPlan) -> dict[str, An
     try:
         line = (await server.stdout.readline()).decode()
         port, memory = int(line.split(":")[2].split()[0]), []
-        rate = await find_rate(port, requests)
+        rate = await find_rate(port, requests, plan)
         print(f"{rate:.1f} requests/s for {plan.minutes:g} minutes", file=sys.stderr, flush=True)
 
         async def watch() -> None:
