@@ -133,10 +133,13 @@ def _facts(diagnosis: "Diagnosis") -> list[str]:
     """Return sentences on the number of samples, the image sizes and the split."""
     if not diagnosis.domains:
         return []
+    balance = "All classes of all domains have equally many samples."
+    if diagnosis.imbalance > 1:
+        times = f"{diagnosis.imbalance:.3g} times the samples of the smallest"
+        balance = f"The largest class of all domains has {times}."
     facts = [
         f"{diagnosis.num_samples:,} samples ({diagnosis.kind}), {len(diagnosis.domains)} domains, "
-        f"{len(diagnosis.classes)} classes. "
-        f"The largest class of a domain has {diagnosis.imbalance:.3g} times the samples of the smallest."
+        f"{len(diagnosis.classes)} classes. {balance}"
     ]
     if diagnosis.image_sizes:
         sizes = diagnosis.image_sizes
