@@ -101,7 +101,9 @@ def test_a_cluster_that_cannot_be_joined_is_an_input_error(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with pytest.raises(InputError, match=r"joined at RAY_ADDRESS=10\.0\.0\.1:6379: Could not find any running"):
+    with pytest.raises(
+        InputError, match=r"joined at RAY_ADDRESS=10\.0\.0\.1:6379: Could not find any running"
+    ):
         list(run_jobs(double, [1], "ray"))
 
 
