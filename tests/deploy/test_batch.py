@@ -157,6 +157,8 @@ def test_folders_of_images_in_shards(tiny_run, tmp_path):
     good = [path for path in paths if not path.endswith("c/x/0.png")]
     expected = dict(zip(good, (p.label for p in sw.load(tiny_run, "cpu").predict(good))))
     assert table["label"].to_pylist() == [expected.get(path, "") for path in paths]
+    (refused,) = predict_shards(tiny_run, [folder], tmp_path / "kept", keep=["id"], device="cpu").failed
+    assert "Image files have no columns to keep" in refused["reason"]
     # paths in a Parquet file are relative to it, bytes are bytes
     column = pa.table({"path": [os.path.relpath(path, tmp_path) for path in paths[:3]]})
     parquet.write_table(column, tmp_path / "list.parquet")

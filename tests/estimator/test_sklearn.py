@@ -1,9 +1,11 @@
 """EnergyAdapter as a scikit-learn estimator: their checks, then the ways people combine estimators."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -116,6 +118,21 @@ def test_feature_names_are_kept_and_held_to(tmp_path):
         assert fitted.feature_names_in_.tolist() == list(frame.columns)
         with pytest.raises(ValueError, match="feature names should match"):
             fitted.predict(frame[frame.columns[::-1]])
+
+
+def test_read_only_rows_are_predicted_without_a_warning():
+    """A pandas table hands out read-only arrays; torch warns of them."""
+    rows = X.astype(np.float32)
+    rows.setflags(write=False)
+    est = quick(max_iter=5).fit(rows, Y, sample_domain=SOURCE)
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(est.predict(rows)) == len(rows)
+    finally:
+        torch.set_warn_always(always)
 
 
 def test_plain_arrays_have_no_feature_names(tmp_path):

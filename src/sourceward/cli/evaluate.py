@@ -136,7 +136,7 @@ def render(result: dict[str, Any], console: Console, off: bool = False, tta: str
 
 def balance_table(domains: dict[str, Any]) -> Table:
     """Return the share of the largest class, balanced accuracy and macro-F1: a row for each domain."""
-    table = Table(title="Classes of unequal size, %")
+    table = Table(title="Metrics that count each class the same, %")
     names = ("balanced accuracy", "balanced, adapted", "macro-F1", "macro-F1, adapted")
     for column in ("domain", "largest class", *names):
         table.add_column(column, justify="left" if column == "domain" else "right")

@@ -56,5 +56,5 @@ def export(
         f"Wrote {path}. Largest difference from the model: "
         f"{max(info['check']['largest_difference'].values()):.1g}, on {info['check']['samples']} samples. "
         f"Noise is off: on {noise['samples']} samples that changes probabilities by at most "
-        f"{noise['largest_probability_difference']:.1g} and {noise['changed_labels']} labels."
+        f"{noise['largest_probability_difference']:.1g} and the label of {noise['changed_labels']}."
     )

@@ -94,7 +94,7 @@ def _controls() -> Any:
 
 def _print_traits(console: Console, entries: Any) -> None:
     """Print what each adapter reads and whether it changes weights, keeps state or needs a batch."""
-    layout = "{:<18} {:<10} {:<9} {:<7} {:<7} {}"
+    layout = "{:<21} {:<10} {:<9} {:<7} {:<7} {}"
     console.print(layout.format("name", "reads", "changes", "keeps", "needs", ""), style="bold")
     console.print(layout.format("", "", "weights", "state", "batch", ""), style="bold")
     for entry in entries:

@@ -27,7 +27,7 @@ COMMANDS = {
     "reproduce": "Run an experiment of the paper, next to the published numbers.",
     "report": "Write the HTML page of a run, of several, of a bench or an experiment.",
     "cache": "Show what the cache on disk holds, or clear it.",
-    "list": "List datasets, adapters, backbones, presets, transforms or experiments.",
+    "list": "List datasets, methods, adapters, backbones, presets, transforms or experiments.",
 }
 """Each is a function of that name in the module of that name beside this file. The texts stand here so that
 `sourceward --help` imports none of them."""

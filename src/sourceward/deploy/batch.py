@@ -195,6 +195,8 @@ def _predict_images(job: Job, path: Path, about: dict[str, Any]) -> tuple[int, i
     pa, model, images = pyarrow(), job.predictor.model, job.shard.images
     if model.kind != "image":
         raise InputError(f"This model reads {PLURAL[model.kind]}, but the input is images.")
+    if job.about["keep"]:
+        raise InputError("Image files have no columns to keep. Leave out --keep, or give a Parquet file.")
     schema = pa.schema([(INPUT, pa.string()), *prediction_schema(job.predictor)])
     unreadable, size = 0, CHUNK["image"]
     with write_table(path, schema, about) as write:

@@ -105,6 +105,6 @@ def card(model: Model, info: dict[str, Any], name: str) -> str:
         f"- Checked against the model with {', '.join(map(str, info['check']['batches']))} rows of "
         f"{info['check']['samples']} samples: the largest difference in any output is {apart:.1g}.\n"
         f"- Noise is off in this file. On {noise['samples']} samples that changes probabilities by at most "
-        f"{noise['largest_probability_difference']:.1g} and {noise['changed_labels']} labels.\n"
+        f"{noise['largest_probability_difference']:.1g} and the label of {noise['changed_labels']}.\n"
     )
     return f"{model_card(describe_model(model))}\n{section}"

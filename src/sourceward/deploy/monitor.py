@@ -61,7 +61,7 @@ def measure_drift(
             f"'{run}' has no statistics of held-out source samples. Fit it again: `fit` writes them."
         )
     rows, source = held_out[:, :-1].numpy(), held_out[:, -1].numpy()
-    paths = [str(path) for path in inputs]
+    given = paths = [str(path) for path in inputs]
     with tempfile.TemporaryDirectory() as folder:
         if not _are_answers(paths):
             paths = [_predicted(run, paths, device, folder)]
@@ -73,7 +73,9 @@ def measure_drift(
         parts = _windows((part for file in files for part in _read(file, model)), window)
         windows = [_window(model, reference, rows, source, part, bad, tested) for part, bad in parts]
     if not windows:
-        raise InputError(f"Expected {FEWEST} or more predictions, but found fewer in {', '.join(paths)}.")
+        raise InputError(
+            f"Expected {FEWEST} or more predictions, but found fewer in {', '.join(given)}. Collect more of them."
+        )
     alarms, needed = sum(w["alarm"] for w in windows), alarms_needed(len(windows), level)
     return {
         "sources": list(model.sources),

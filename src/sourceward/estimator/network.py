@@ -166,7 +166,7 @@ def _train(
 @torch.no_grad()
 def rescaled(network: Network, X: Any) -> Tensor:
     """Features as a network takes them: projected, whitened and scaled, on its device."""
-    raw = torch.as_tensor(np.asarray(X, dtype=np.float32)).to(network.scale.device)
+    raw = torch.as_tensor(np.require(X, np.float32, "W")).to(network.scale.device)
     if isinstance(network.backbone, Projected):
         raw = network.backbone.project(raw)
     return network.rescale(raw)
