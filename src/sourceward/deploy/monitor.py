@@ -74,7 +74,7 @@ def measure_drift(
         windows = [_window(model, reference, rows, source, part, bad, tested) for part, bad in parts]
     if not windows:
         raise InputError(
-            f"Expected {FEWEST} or more predictions, but found fewer in {', '.join(given)}. Collect more of them."
+            f"Expected {FEWEST} or more predictions, but found fewer in {', '.join(given)}. Collect more."
         )
     alarms, needed = sum(w["alarm"] for w in windows), alarms_needed(len(windows), level)
     return {
