@@ -25,12 +25,12 @@ docs: $(READY)  ## The documentation site, in site/; a warning is an error
 dist: $(READY)  ## Wheel and source archive, in dist/
 	$(BIN)/python -m build --no-isolation --outdir dist
 
-check-install: dist  ## Install the wheel with its dependencies into an empty environment (a large download)
+check-install: dist  ## Install the wheel with its dependencies into an empty environment and run it (a large download)
 	rm -rf build/check-install
 	$(PYTHON) -m venv build/check-install
 	build/check-install/bin/pip install --quiet "$$(ls dist/*.whl)[cli,report]"
 	build/check-install/bin/sourceward --help
-	build/check-install/bin/python -c "import sourceward; sourceward.EnergyAdapter"
+	build/check-install/bin/sourceward demo --quick --out build/check-install/demo
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

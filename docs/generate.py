@@ -94,7 +94,8 @@ def llms() -> str:
     lines = [f"# sourceward\n\n> {ABOUT}\n\n## Pages\n"]
     for page in sorted(DOCS.rglob("*.md")):
         title = page.read_text().partition("\n")[0].lstrip("# ")
-        lines.append(f"- [{title}]({page.relative_to(DOCS).with_suffix('')}/)")
+        place = str(page.relative_to(DOCS).with_suffix("")).removesuffix("index")
+        lines.append(f"- [{title}]({place}/)" if place else f"- [{title}](.)")
     names = ", ".join(f"`{name}`" for name in sourceward.__all__)
     return "\n".join(lines) + f"\n\n## Public names of `import sourceward as sw`\n\n{names}\n"
 

@@ -23,17 +23,11 @@ def test_runs(tutorial: Path, tmp_path: Path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs(example: Path, tmp_path: Path):
+def test_example_runs(example: Path):
     """In a process of its own: `import skada` changes scikit-learn's configuration."""
     environment = {**os.environ, "MPLBACKEND": "Agg"}
-    ran = subprocess.run(
-        [sys.executable, str(example)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-        check=False,
-    )
+    command = [sys.executable, str(example)]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "expected gain: " in ran.stdout
 

@@ -211,6 +211,12 @@ def test_complex_features_are_refused(tmp_path):
             predict(rows)
 
 
+def test_gray_arrays_are_images(model):
+    gray = np.random.default_rng(0).integers(256, size=(3, 20, 20), dtype=np.uint8)
+    colours = [np.repeat(image[..., None], 3, axis=2) for image in gray]
+    assert np.array_equal(model.predict_proba([*gray]), model.predict_proba(colours))
+
+
 def test_images_for_a_model_of_texts_and_features(tmp_path):
     for data in (tiny_texts, tiny_features):
         loaded = fit_tiny(data(), tmp_path / data.__name__)

@@ -105,7 +105,9 @@ def deployments(seed: int, per_domain: int | None = None) -> list[Deployment]:
         Deployment(
             "angle",
             f"A new angle: trained on digits at 0°, 30°, 90° and 120°, deployed at {NEW_ANGLE}°",
-            "The camera of the new site is mounted at another angle than any before.",
+            "The camera of the new site is mounted at another angle than any before. The angle lies between "
+            "those of the sources, so it is easier than a held-out source: the expected accuracy is likely "
+            "too low.",
             _dataset(rotated, per_domain),
         ),
         Deployment(

@@ -48,7 +48,7 @@ class LargePlan:
     backbone: str = "mobilenet_v2"
 
 
-QUICK = LargePlan(4000, 32, 4, image_size=32)
+QUICK = LargePlan(4000, 32, 8, image_size=32)
 
 
 def measure_large(plan: LargePlan, section: str) -> dict[str, Any]:

@@ -96,7 +96,9 @@ def headline(deployments: Sequence[Mapping[str, Any]]) -> str:
 
 def summary_table(deployments: Sequence[Mapping[str, Any]]) -> Table:
     """Return expectation and truth, a column for each deployment."""
-    columns = [["adaptation", "expected accuracy, %", "measured", "expected gain, points", "measured"]]
+    columns = [
+        ["adaptation", "expected accuracy, %", "measured accuracy", "expected gain, points", "measured gain"]
+    ]
     for own in deployments:
         expected, ours, adapts = own["expected"], own["measured"][DEFAULT], own["expected"]["adapts"]
         low, high = 100 * expected["accuracy_low"], 100 * expected["accuracy_high"]

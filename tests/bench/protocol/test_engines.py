@@ -92,6 +92,19 @@ def test_other_code_on_a_worker_is_found(tmp_path, monkeypatch):
     assert not results["table"]
 
 
+def test_a_cluster_that_cannot_be_joined_is_an_input_error(monkeypatch):
+    ray = pytest.importorskip("ray", reason="Ray is not installed (pip install sourceward[ray])")
+
+    def refuse(**options):
+        raise ConnectionError("Could not find any running Ray instance.\nMore lines.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    with pytest.raises(InputError, match=r"joined at RAY_ADDRESS=127.0.0.1:6379: Could not find"):
+        list(run_jobs(double, [1], "ray"))
+
+
 @pytest.mark.xdist_group("ray")
 def test_a_ray_cluster_survives_the_death_of_a_worker(ray_cluster, tmp_path, monkeypatch):
     """A bench on two nodes: a worker is killed in the middle, Ray starts its job again, no run is lost."""
