@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sourceward.training.presets import list_presets
     from sourceward.validation.expected_gain import ExpectedGain
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AdaptationResult",

@@ -64,7 +64,7 @@ def test_a_failed_run_sets_the_exit_code(file, tmp_path):
 
 def test_version():
     done = sourceward("--version")
-    assert (done.returncode, done.stdout.strip()) == (0, "0.1.0")
+    assert (done.returncode, done.stdout.strip()) == (0, "0.2.0")
 
 
 @pytest.mark.parametrize(
