@@ -85,9 +85,9 @@ def test_images_are_decoded_a_chunk_ahead_and_no_further(model, tmp_path, monkey
     read, done, most = [], 0, 0
     read_images, adapt_images = model_module.read_images, Model.adapt_images
 
-    def noted(items, geometry):
+    def noted(items, *options):
         read.append(len(items))
-        return read_images(items, geometry)
+        return read_images(items, *options)
 
     def adapted(self, images, *options):
         nonlocal done, most

@@ -1,9 +1,9 @@
 """The model that `fit` returns: its folder, its predictions, its evaluation.
 
 `model.py` has the model, `file.py` its folder, `card.py` the README in it, `hub.py` the Hugging Face Hub.
-`items.py` reads what a caller passes to `predict`; `prefetch.py` reads the next batch during this one.
-`evaluation.py` measures labelled domains. `predicting.py` reads files (`inputs.py`) and writes a file of
-predictions (`prediction_file.py`). `banks.py` writes the features of all domains.
+`items.py` reads what a caller passes to `predict`, the next batch during this one. `evaluation.py` measures
+labelled domains. `predicting.py` reads files (`inputs.py`) and writes a file of predictions
+(`prediction.py`). `banks.py` writes the features of all domains.
 """
 
 from sourceward.model.evaluation import evaluate

@@ -20,20 +20,22 @@ from torch import Tensor
 from sourceward._util.errors import InputError
 from sourceward.data.decode import Geometry, decode_image, map_threads, resize_arrays
 
+HOST = torch.device("cpu")
 PLURAL = {"image": "images", "text": "texts", "features": "features"}
 """What a model reads, for messages."""
 
 
-def read_images(items: Any, shape: Geometry) -> Tensor:
+def read_images(items: Any, shape: Geometry, device: torch.device = HOST) -> Tensor:
     """Return uint8 (n, 3, height, width) from paths, PIL images, arrays, or one array or tensor of all."""
     if isinstance(items, Tensor):
         items = items.cpu().numpy()
     if isinstance(items, np.ndarray) and items.ndim == 4:
-        return resize_arrays(items, shape)
+        return send(resize_arrays(items, shape), device)
     if len(items) > 1 and all(isinstance(item, str | Path) for item in items):
         read = map_threads(lambda row: read_image(items[row], shape), range(len(items)), None)
-        return torch.stack([*read])
-    return torch.stack([read_image(item, shape) for item in items])  # an open PIL image is not thread-safe
+    else:
+        read = (read_image(item, shape) for item in items)  # an open PIL image is not thread-safe
+    return send(torch.stack([*read]), device)
 
 
 def read_image(item: Any, shape: Geometry) -> Tensor:

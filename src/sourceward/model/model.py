@@ -27,16 +27,7 @@ from sourceward.estimator import EnergyAdapter
 from sourceward.estimator.input import check_finite, feature_matrix, source_numbers
 from sourceward.model.captured import adapt_images, forget_encoders
 from sourceward.model.file import WEIGHTS, read_folder, write_folder
-from sourceward.model.items import (
-    PLURAL,
-    describe,
-    encode_texts,
-    is_matrix,
-    items_of,
-    prefetch,
-    read_images,
-    send,
-)
+from sourceward.model.items import PLURAL, describe, encode_texts, is_matrix, items_of, prefetch, read_images
 from sourceward.model.prediction import Prediction, explain
 from sourceward.model.summary import summary, summary_html
 from sourceward.nn import Network
@@ -289,8 +280,8 @@ class Model:
         return encode_texts(self.network.features, self.backbone.prepare, [*items])
 
     def _pixels(self, items: Any) -> Tensor:
-        """uint8 images of the model's own size, on the host."""
-        return read_images(items, image_geometry(self.preprocessing))
+        """uint8 images of the model's own size, on its device."""
+        return read_images(items, image_geometry(self.preprocessing), self.device)
 
     def _adapt_chunks(
         self, items: Any, num_steps: int | None, sources: Sequence[str] | None
@@ -298,7 +289,7 @@ class Model:
         """`adapt` for images, a chunk at a time: the next is decoded while this one is computed."""
         step = rows_per_chunk(self.device)
         chunks = (items[i : i + step] for i in range(0, len(items), step))
-        coming = prefetch(lambda chunk: send(self._pixels(chunk), self.device), chunks)
+        coming = prefetch(self._pixels, chunks)
         return join([self.adapt_images(images, num_steps, sources) for images in coming])
 
 
