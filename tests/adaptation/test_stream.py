@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 
 from sourceward import EnergyAdapter, InputError
-from sourceward._util.storage import save_tensors, tensor_hash
+from sourceward._util.storage import load_tensors, save_tensors, tensor_hash
+from sourceward.adaptation.base import select_rows
+from sourceward.adaptation.stream import MEMORY
 from tests.helpers import QUICK
 
 CLASSES, DIM = 4, 8
 
 
 def make_shifted(rows: int = 240, shift: float = 0.0, seed: int = 0):
-    """Class blobs, each moved by its own vector times `shift`: a domain that prototypes can follow."""
+    """Class blobs, each moved by its own vector times `shift`: a domain that class means can follow."""
     rng = np.random.default_rng(7)
     blobs, moves = 2.5 * rng.normal(size=(CLASSES, DIM)), rng.normal(size=(CLASSES, DIM))
     label = np.random.default_rng(seed).integers(CLASSES, size=rows)
@@ -30,8 +32,8 @@ def accuracy(predicted: np.ndarray, label: np.ndarray) -> float:
     return float((predicted == label).mean())
 
 
-def test_prototypes_follow_a_shifted_domain(est):
-    X, y = make_shifted(600, shift=2.6, seed=99)
+def test_class_means_follow_a_shifted_domain(est):
+    X, y = make_shifted(600, shift=4.0, seed=99)
     stream = est.stream()
     with_state, without = accuracy(stream.predict(X), y), accuracy(est.predict(X), y)
     assert 1 - with_state < 0.5 * (1 - without)
@@ -65,6 +67,37 @@ def test_a_stream_of_one_class_is_answered_without_state(est):
     assert np.array_equal(result.probabilities[-50:], est.adapt(rows).probabilities[-50:])
 
 
+def test_a_batch_of_one_class_is_answered_without_state_and_not_remembered(est):
+    X, _ = make_shifted(400, shift=2.0, seed=3)
+    rows, stream = X[est.predict(X) == 1], est.stream()
+    result = stream.adapt(rows, together=True)
+    assert stream.guarded == len(rows)
+    assert np.array_equal(result.probabilities, est.adapt(rows).probabilities)
+    assert sum(stream.inspect()["samples"]) == 0
+
+
+def test_a_batch_without_samples_changes_no_state(est):
+    X, _ = make_shifted(100, seed=3)
+    stream = est.stream()
+    stream.adapt(X, together=True)
+    before = stream.inspect()
+    none = select_rows(est.adapt(X), np.arange(0))
+    assert len(stream.update(none, together=True)) == 0
+    assert stream.inspect() == before
+
+
+def test_a_full_memory_drops_the_oldest_of_its_most_frequent_class(est, monkeypatch):
+    monkeypatch.setattr("sourceward.adaptation.stream.MEMORY", 40)
+    X, y = make_shifted(400, seed=12)
+    counts = [20, 80, 50, 30]
+    rows = np.concatenate([np.flatnonzero(y == number)[:count] for number, count in enumerate(counts)])
+    stream = est.stream()
+    stream.adapt(X[rows], together=True)
+    samples = stream.inspect()["samples"]
+    assert sum(samples) == 40
+    assert max(samples) - min(samples) <= 2
+
+
 def test_the_estimator_keeps_no_state(est):
     X, _ = make_shifted(50, seed=4)
     before, weights = est.predict_proba(X), tensor_hash(est.network_.state_dict())
@@ -87,12 +120,23 @@ def test_the_state_goes_on_from_its_file(est, tmp_path):
     assert np.array_equal(second.predict_proba(X)[60:], expected)
 
 
-def test_the_state_of_another_model_is_refused(est, tmp_path):
+def test_the_state_of_another_model_or_version_is_refused(est, tmp_path, monkeypatch):
     X, y = make_shifted(60, seed=8)
     other = EnergyAdapter(**{**QUICK, "num_steps": 1, "max_iter": 2}).fit(X, y)
     other.stream().save(tmp_path / "other.safetensors")
     with pytest.raises(InputError, match="another model"):
         est.stream().load(tmp_path / "other.safetensors")
+    monkeypatch.setattr("sourceward.adaptation.stream.MEMORY", 10)
+    est.stream().save(tmp_path / "small.safetensors")
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="another version"):
+        est.stream().load(tmp_path / "small.safetensors")
+    est.stream().save(tmp_path / "state.safetensors")
+    state, meta = load_tensors(tmp_path / "state.safetensors")
+    for wrong in ({"held": MEMORY + 1}, {"new": -1}, {"seen": "many"}):
+        save_tensors(tmp_path / "wrong.safetensors", state, meta | wrong)
+        with pytest.raises(InputError, match="another version"):
+            est.stream().load(tmp_path / "wrong.safetensors")
     save_tensors(tmp_path / "x.safetensors", {"a": est.network_.scale}, {"kind": "x"})
     with pytest.raises(InputError, match="state of a stream"):
         est.stream().load(tmp_path / "x.safetensors")

@@ -1,13 +1,12 @@
-"""`AdaptationStream`: class prototypes that follow a stream of test samples; the one part with state.
+"""`AdaptationStream`: a classifier that is fitted to the samples of a stream; the one part with state.
 
-As in T3A (Iwasawa & Matsuo, NeurIPS 2021), a class is represented by a unit vector in whitened features:
-first that of the sources' class centre, then the mean direction of the samples predicted as that class. Here
-every sample counts for every class by its squared probability without state, and the prototypes are mixed
-with that prediction. Probabilities without state decide what is learned, so a wrong prototype does not feed
-itself. The state is one vector and one share per class, whatever the number of samples.
+The state is a memory of samples: whitened features, and probabilities without state. LDA is fitted to
+them, with the sources' class centres as its prior, and predictions are mixed with those
+of the nearest samples in memory (`functional/transduction.py`). Probabilities without state start every fit,
+so an error does not feed itself. A full memory forgets the oldest sample of its most frequent class.
 
-Where recent predictions are nearly all of a few classes, as in a stream that is sorted by class, prototypes
-of the other classes would be made of errors: nothing is learned, and the answer is that without state.
+Where recent predictions are of a few classes, as in a stream that is sorted by class, means of the other
+classes would be made of errors: nothing is learned, and the answer is that without state.
 """
 
 from collections.abc import Callable
@@ -24,24 +23,25 @@ from sourceward._util.storage import load_tensors, save_tensors, tensor_hash
 from sourceward.adaptation.base import ADAPTED, ADAPTERS, NONFINITE, AdaptationResult
 from sourceward.adaptation.energy import NoAdaptation
 from sourceward.functional.calibration import agreement, trust
+from sourceward.functional.transduction import beside_neighbours, fit_domain, lda_probability, unit_rows
 from sourceward.nn import Network
 
-SHARE = 0.8
-"""Weight of the prototypes' logits beside the log-probabilities without state."""
+MEMORY = 1000
+"""Samples that are remembered."""
 
-SHARPNESS = 2.0
-"""Power of a probability by which a sample counts for a class."""
+GROWTH = 0.2
+"""The classifier is fitted again when this share of the memory is new."""
 
-MEMORY = 100.0
-"""Samples that a prototype remembers: older ones are forgotten at this rate."""
-
-BALANCE = 0.5
+BALANCE = 0.65
 """Least number of classes among recent predictions, as a share of all classes: exp(entropy) / classes."""
 
 WINDOW, WINDOW_PER_CLASS = 50, 4
 """Recent predictions, at least, and for each class."""
 
 KIND = "sourceward stream"
+
+STATE = ("feature", "norm", "probability", "answer", "age", "recent", "mean", "metric")
+"""Arrays of a state."""
 
 T = TypeVar("T")
 
@@ -71,10 +71,13 @@ class AdaptationStream(Generic[T]):
 
     def reset(self) -> None:
         """Forget all samples."""
-        centers = self.network.centers.mean(0).cpu().numpy().astype(np.float64)
-        self._sums = _unit(centers)
-        self._recent = np.full(len(centers), 1 / len(centers))
-        self.seen = self.guarded = 0
+        self._center = self.network.centers.mean(0).cpu().numpy().astype(np.float64)
+        classes, dim = self._center.shape
+        self._feature, self._norm = np.zeros((MEMORY, dim), np.float32), np.zeros(MEMORY, np.float32)
+        self._probability, self._answer = np.zeros((MEMORY, classes)), np.zeros((MEMORY, classes))
+        self._age, self._recent = np.zeros(MEMORY, dtype=np.int64), np.zeros(classes)
+        self._mean, self._metric = self._center, np.eye(dim)
+        self.seen = self.guarded = self._held = self._new = 0
 
     def predict(self, inputs: Any) -> T:
         """Predict inputs in order."""
@@ -97,21 +100,28 @@ class AdaptationStream(Generic[T]):
         """`adapt` for predictions without state."""
         feature, probability = self._features(result), result.probabilities.astype(np.float64)
         finite = np.isfinite(probability).all(1) & np.isfinite(feature).all(1) & (result.status != NONFINITE)
-        used = np.zeros(len(result), dtype=bool)
-        if together:
-            for row in np.random.default_rng(0).permutation(np.flatnonzero(finite)):  # a file may be sorted
-                self._learn(feature[row], probability[row])
+        rows, used = np.flatnonzero(finite), np.zeros(len(result), dtype=bool)
+        answer = result.probabilities.copy()
+        if together and len(rows):
+            labels = np.bincount(probability[rows].argmax(1), minlength=len(self._recent))
+            self._recent = labels / len(rows)
             used = finite & self._balanced()
-            for row in np.flatnonzero(used):
-                probability[row] = self._mixed(feature[row], probability[row])
-        else:
-            for row in np.flatnonzero(finite):
-                used[row] = self._learn(feature[row], probability[row])
-                if used[row]:
-                    probability[row] = self._mixed(feature[row], probability[row])
+            if used.any():
+                for row in np.random.default_rng(0).permutation(rows)[: 4 * MEMORY]:  # a file may be sorted
+                    self._remember(feature[row], probability[row], probability[row])
+                self._fit()
+        for row in rows:
+            if not together:
+                self._count(probability[row])
+                used[row] = self._balanced()
+            if used[row]:
+                answer[row] = found = self._mixed(feature[row], probability[row])
+                if not together:
+                    self._remember(feature[row], probability[row], found)
+                    if self._new >= GROWTH * self._held:
+                        self._fit()
         self.seen += len(result)
         self.guarded += int((finite & ~used).sum())
-        answer = probability.astype(result.probabilities.dtype)
         return replace(
             result,
             probabilities=answer,
@@ -121,62 +131,79 @@ class AdaptationStream(Generic[T]):
         )
 
     def inspect(self) -> dict[str, Any]:
-        """What the state holds: samples, guard, and how close each prototype is to the sources."""
-        centers = _unit(self.network.centers.mean(0).cpu().numpy().astype(np.float64))
+        """What the state holds: samples, guard, and how close each class mean is to the sources."""
+        samples = np.bincount(self._probability[: self._held].argmax(1), minlength=len(self._center))
         return {
             "seen": self.seen,
             "guarded": self.guarded,
             "recent": self._recent.tolist(),
-            "samples": (np.linalg.norm(self._sums, axis=1) - 1).clip(0).tolist(),
-            "cosine_to_sources": (_unit(self._sums) * centers).sum(1).tolist(),
+            "samples": samples.tolist(),
+            "cosine_to_sources": (unit_rows(self._mean) * unit_rows(self._center)).sum(1).tolist(),
         }
 
     def save(self, path: str | Path) -> None:
         """Write the state to one safetensors file."""
-        state = {"sums": torch.from_numpy(self._sums), "recent": torch.from_numpy(self._recent)}
-        meta = {"kind": KIND, "seen": self.seen, "guarded": self.guarded, "model": self._model()}
-        save_tensors(path, state, meta)
+        state = {name: torch.from_numpy(getattr(self, f"_{name}")) for name in STATE}
+        counts = {"seen": self.seen, "guarded": self.guarded, "held": self._held, "new": self._new}
+        save_tensors(path, state, {"kind": KIND, "model": self._model(), **counts})
 
     def load(self, path: str | Path) -> "AdaptationStream[T]":
         """Take the state that `save` wrote for the same model."""
         state, meta = load_tensors(path)
         if meta.get("kind") != KIND:
             raise InputError(f"Expected the state of a stream in '{path}', but it holds something else.")
-        if meta["model"] != self._model():
+        if meta.get("model") != self._model():
             raise InputError(
                 f"The state in '{path}' belongs to another model. Use it with that one, or start without it."
             )
-        self._sums, self._recent = state["sums"].numpy().copy(), state["recent"].numpy().copy()
-        self.seen, self.guarded = int(meta["seen"]), int(meta["guarded"])
+        counts: list[Any] = [meta.get(name) for name in ("seen", "guarded", "held", "new")]
+        alike = all(name in state and state[name].shape == getattr(self, f"_{name}").shape for name in STATE)
+        if not alike or not all(isinstance(n, int) and n >= 0 for n in counts) or meta["held"] > MEMORY:
+            raise InputError(f"The state in '{path}' was written by another version. Start without it.")
+        for name in STATE:
+            setattr(self, f"_{name}", state[name].numpy().copy())
+        self.seen, self.guarded, self._held, self._new = counts
         return self
 
     def _features(self, result: AdaptationResult) -> np.ndarray:
         """Rescaled features (n, dim): with Langevin steps the mean over the sources."""
         raw = torch.from_numpy(np.ascontiguousarray(result.features.mean(1))).to(self.network.scale)
-        return self.network.rescale(raw).cpu().numpy().astype(np.float64)
+        return self.network.rescale(raw).cpu().numpy().astype(np.float32)
 
-    def _learn(self, feature: np.ndarray, probability: np.ndarray) -> bool:
-        """Take one sample in; returns whether the state may be used."""
-        classes = len(probability)
-        keep = 1 - 1 / max(WINDOW, WINDOW_PER_CLASS * classes)
+    def _count(self, probability: np.ndarray) -> None:
+        """Count a prediction among the recent ones."""
+        keep = 1 - 1 / max(WINDOW, WINDOW_PER_CLASS * len(probability))
         self._recent *= keep
         self._recent[probability.argmax()] += 1 - keep
-        if not self._balanced():
-            return False
-        unit = feature / max(float(np.linalg.norm(feature)), 1e-12)
-        self._sums += probability[:, None] ** SHARPNESS * unit
-        norm = np.linalg.norm(self._sums, axis=1, keepdims=True)
-        self._sums *= np.minimum(1, MEMORY / np.maximum(norm, 1e-12))
-        return True
 
     def _balanced(self) -> bool:
-        share = self._recent
+        share = self._recent / max(self._recent.sum(), 1e-12)
         return float(np.exp(-(share * np.log(share + 1e-12)).sum())) >= BALANCE * len(share)
 
+    def _remember(self, feature: np.ndarray, probability: np.ndarray, answer: np.ndarray) -> None:
+        """Take one sample in; a full memory drops the oldest of its most frequent class."""
+        row = self._held
+        if row == MEMORY:
+            label = self._probability.argmax(1)
+            own = np.flatnonzero(label == np.bincount(label).argmax())
+            row = own[self._age[own].argmin()]
+        norm = max(float(np.linalg.norm(feature)), 1e-12)
+        self._feature[row], self._norm[row] = feature / norm, norm
+        self._probability[row], self._answer[row], self._age[row] = probability, answer, self._age.max() + 1
+        self._held, self._new = min(self._held + 1, MEMORY), self._new + 1
+
+    def _fit(self) -> None:
+        """Fit the classifier to the memory."""
+        held = slice(self._held)
+        feature = self._feature[held].astype(np.float64) * self._norm[held, None]
+        found = fit_domain(feature, self._probability[held], self._center)
+        self._mean, self._metric, self._answer[held], self._new = *found, 0
+
     def _mixed(self, feature: np.ndarray, probability: np.ndarray) -> np.ndarray:
-        logit = (1 - SHARE) * np.log(probability + 1e-12) + SHARE * (_unit(self._sums) @ feature)
-        power = np.exp(logit - logit.max())
-        return power / power.sum()
+        row = feature[None].astype(np.float64)
+        own = lda_probability(row, probability[None], self._mean, self._metric)
+        similarity = unit_rows(feature[None]) @ self._feature[: self._held].T
+        return beside_neighbours(own, similarity, self._answer[: self._held])[0]
 
     def _model(self) -> str:
         return tensor_hash({"centers": self.network.centers, "shift": self.network.shift})
@@ -185,7 +212,7 @@ class AdaptationStream(Generic[T]):
 @ADAPTERS.register("stream")
 @dataclass(frozen=True)
 class StreamAdaptation:
-    """Prototypes of the classes follow the stream, as `model.stream()` does; in `bench` after TTA."""
+    """A classifier is fitted to the samples of the stream, as `model.stream()` does; in `bench` after TTA."""
 
     changes_weights: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = True
@@ -202,7 +229,3 @@ def run_stream(
     """A stream of its own over predictions without state."""
     stream = AdaptationStream(network, lambda given: given, lambda found: found, temperature)
     return stream.update(result, together=together)
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
