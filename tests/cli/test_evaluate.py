@@ -87,7 +87,14 @@ def test_expected_and_measured_stand_side_by_side():
     gain = ExpectedGain(
         0.02, 0.0, 0.04, {"a": 0.02}, 0.7, 5, True, accuracy=0.72, accuracy_low=0.6, accuracy_high=0.84
     )
-    text = compared(gain, {"adapted": 0.65, "gain": 0.01})
+    here = {"gain": 0.024, "low": -0.01, "high": 0.058, "changed": 0.1}
+    domains = {
+        "new": {"trained_on": False, "estimated": here},
+        "old": {"trained_on": True, "estimated": here},
+    }
+    text = compared(gain, {"mean": {"adapted": 0.65, "gain": 0.01}, "domains": domains})
+    assert "from the share of labels that change: gain new +2.4 (-1.0 to +5.8). Measured" in text
+    text = compared(gain, {"mean": {"adapted": 0.65, "gain": 0.01}, "domains": {}})
     assert "Expected: accuracy 72.0 % (90 % interval for a new domain: 60 to 84 %" in text
     assert "Measured: accuracy 65.0 %, gain +1.0." in text
 

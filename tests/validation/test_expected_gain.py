@@ -5,10 +5,13 @@ import pytest
 
 from sourceward.validation.expected_gain import (
     ACCURACY_PRIOR,
+    CHANGE_PRIOR,
     PRIOR_DOF,
     PRIOR_SD,
+    ExpectedGain,
     accuracy_interval,
     domain_interval,
+    gain_of_changes,
     is_safe,
     standard_errors,
 )
@@ -79,3 +82,56 @@ def test_an_interval_of_accuracies_stays_between_0_and_1():
 def test_equal_accuracies_of_three_domains_are_no_certainty():
     low, high = accuracy_interval(np.full(3, 0.6))
     assert 0.3 < low < 0.5 < 0.7 < high < 0.9
+
+
+def test_the_gain_grows_with_the_share_of_labels_that_change():
+    gains, changed = np.array([0.04, 0.02, 0.03]), np.array([0.1, 0.1, 0.1])
+    few, many = (gain_of_changes(gains, changed, share, 1000) for share in (0.1, 0.4))
+    assert few[0] == pytest.approx(0.03)
+    assert many[0] == pytest.approx(0.12)
+    assert np.ptp(many) > np.ptp(few)
+
+
+def test_no_gain_or_loss_exceeds_the_share_of_labels_that_change():
+    gain, low, high = gain_of_changes(np.array([0.05, -0.05, 0.01]), np.full(3, 0.1), 0.02, 10)
+    assert -0.02 == low < gain < high == 0.02
+    assert gain_of_changes(np.array([0.05, 0.0, 0.0]), np.array([0.1, 0.0, 0.0]), 0.0, 10) == (0, 0, 0)
+
+
+def test_fewer_rows_widen_the_interval():
+    gains, changed = np.full(3, 0.03), np.full(3, 0.1)
+    assert np.ptp(gain_of_changes(gains, changed, 0.1, 50)) > np.ptp(
+        gain_of_changes(gains, changed, 0.1, 5000)
+    )
+
+
+def test_the_gain_of_changed_labels_is_covered_as_often_as_stated():
+    """Gains per changed label differ between domains as the prior says, at most by 0.3."""
+    rng, inside, (dof, scale), rows = np.random.default_rng(0), 0, CHANGE_PRIOR, 2000
+    for _ in range(2000):
+        spread = scale * np.sqrt(dof / rng.chisquare(dof))
+        each, share = rng.normal(0.3, min(spread, 0.3), 4), rng.uniform(0.1, 0.4, 4)
+        _, low, high = gain_of_changes((each * share)[:3], share[:3], share[3], rows)
+        noise = rng.normal(0, np.sqrt(share[3] / rows))
+        inside += low <= each[3] * share[3] + noise <= high
+    assert 0.88 < inside / 2000 < 0.98
+
+
+def expected(**more) -> ExpectedGain:
+    known = {"gain": 0.03, "low": 0.0, "high": 0.06, "per_source": {"a": 0.04, "b": 0.02, "c": 0.03}}
+    return ExpectedGain(**known, unadapted=0.6, num_steps=0, **{"adapts": True} | more)
+
+
+def test_unlabeled_samples_say_what_adaptation_gains_there():
+    before, after = np.zeros(100, dtype=int), np.repeat([0, 1], [80, 20])
+    found = expected(changed={"a": 0.1, "b": 0.1, "c": 0.1}).on(before, after)
+    assert found["changed"] == pytest.approx(0.2)
+    assert found["gain"] == pytest.approx(0.06)
+    assert found["low"] < found["gain"] < found["high"]
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"changed": {"a": 0.0, "b": 0.0, "c": 0.0}}, {"adapts": False, "changed": {"a": 0.1}}]
+)
+def test_nothing_is_estimated_without_changes_on_held_out_sources(more):
+    assert expected(**more).on(np.zeros(3), np.ones(3)) is None

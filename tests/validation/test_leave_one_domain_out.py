@@ -127,6 +127,9 @@ def test_transforms_are_used_where_held_out_sources_gain(helps):
     assert est.expected_gain_.tta == est.tta_
     assert (est.expected_gain_.gain > 0.05) == helps
     assert bool(est.tta_thresholds_) == helps
+    changed = est.expected_gain_.changed
+    assert bool(changed) == helps
+    assert all(abs(est.expected_gain_.per_source[name]) <= share < 1 for name, share in changed.items())
     assert (0 < sum(est.expected_gain_.stopped) < 1) == helps
 
 

@@ -85,15 +85,22 @@ def evaluate(
     render(result, wide_console(), off, model.tta)
     own = num_steps is None and tta is None and allow == "sample"
     if own and model.adapter.expected_gain_ is not None:
-        typer.echo(compared(model.adapter.expected_gain_, result["mean"]))
+        typer.echo(compared(model.adapter.expected_gain_, result))
     if save and Path(run, "evaluations").is_dir():
         typer.echo(f"The page of this run: sourceward report {shlex.quote(run)}")
 
 
-def compared(expected: Any, mean: dict[str, Any]) -> str:
-    """Return what was expected beside what was measured."""
+def compared(expected: Any, result: dict[str, Any]) -> str:
+    """Return what was expected, what is estimated from unlabeled samples, and what was measured."""
+    mean = result["mean"]
+    parts = [
+        f"{name} {100 * here['gain']:+.1f} ({100 * here['low']:+.1f} to {100 * here['high']:+.1f})"
+        for name, scores in result["domains"].items()
+        if not scores["trained_on"] and (here := scores.get("estimated"))
+    ]
+    more = f"Estimated from the share of labels that change: gain {', '.join(parts)}. " if parts else ""
     return (
-        f"Expected: accuracy {expected.accuracy_text}, gain {100 * expected.gain:+.1f} points. "
+        f"Expected: accuracy {expected.accuracy_text}, gain {100 * expected.gain:+.1f} points. {more}"
         f"Measured: accuracy {100 * mean['adapted']:.1f} %, gain {100 * mean['gain']:+.1f}."
     )
 

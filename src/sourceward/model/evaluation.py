@@ -37,6 +37,7 @@ from sourceward.functional.metrics import (
     paired_draws,
 )
 from sourceward.model.captured import copy_encoder
+from sourceward.model.estimated import estimated
 from sourceward.model.examples import saved_and_lost
 from sourceward.model.items import PLURAL
 from sourceward.model.model import Model
@@ -77,7 +78,7 @@ def evaluate(
         of the domain's largest class. Rows of `confusion` are true classes, columns predictions. Where
         samples in doubt alone get copies, `stopped` are the shares that need none or those of the first
         transform alone, `passes` are the backbone's passes for each sample, and `all_copies` is the accuracy
-        with all copies of every one.
+        with all copies of every one. `estimated` is the gain as `estimate_gain` states it without labels.
     """
     if allow not in ALLOW:
         raise unknown_name("choice of `allow`,", allow, ALLOW)
@@ -96,6 +97,8 @@ def evaluate(
             parts = [copy._replace(feature=copy.feature[there]) for copy in copies]
             before, after, more = _predict(model, parts, num_steps, allow, labels[rows])
             domains[name], draws[name] = _scores(model, before, after, labels[rows], random)
+            if num_steps is None and allow == ALLOW[0] and (here := estimated(model, before, after)):
+                more["estimated"] = here
             domains[name] |= {"trained_on": name in model.sources, **more}
             if examples:
                 own = replace(dataset.select(rows), labels=labels[rows], classes=model.classes)
@@ -270,8 +273,7 @@ def _scores(
 
 
 def _interval(draws: np.ndarray) -> dict[str, float]:
-    low, high = interval(draws)
-    return {"gain_low": low, "gain_high": high}
+    return dict(zip(("gain_low", "gain_high"), interval(draws)))
 
 
 def _domains(dataset: DomainDataset, target: str | Sequence[str], model: Model) -> DomainDataset:

@@ -60,7 +60,8 @@ def crossfit_folds(
         data = load_sources(
             sources.without([name]), backbone, context.device, fraction, augmentation, False, folder.streams()
         )
-        classifier, _ = finetune(data, backbone, own, replace(settings.finetune, max_iter=short))
+        brief = replace(settings.finetune, max_iter=short, compile=False)  # too short to pay for compiling
+        classifier, _ = finetune(data, backbone, own, brief)
         backbone = backbone.eval().requires_grad_(False)
         backbone.load_state_dict(classifier.backbone.state_dict())
         others = None if amplitudes is None else amplitudes[_all_but(number, len(amplitudes))]

@@ -112,7 +112,8 @@ def validate(
     """
     trials = _trials(folds, fit, progress)
     tried = [replace(settings, num_steps=n) for n in LENGTHS] if choose_steps else [settings]
-    off = [trial.correct(trial.predict(settings.off())) for trial in trials]
+    before = [trial.predict(settings.off()) for trial in trials]
+    off = [trial.correct(result) for trial, result in zip(trials, before)]
     right = [_all_correct(trials, one) for one in tried]
     changes = {f"{one.num_steps} steps": _changes(of, off) for one, of in zip(tried, right)}
     best = choose([*changes.values()]) if choose_steps else 0
@@ -142,7 +143,9 @@ def validate(
         order.get(frozenset(name.split("+")), name): dict(zip(held, _means(of)))
         for name, of in changes.items()
     }
-    gain = replace(gain, stopped=cascade.stopped, tried=gains)
+    labels = [[result.probabilities.argmax(1) for result in results] for results in (before, final)]
+    changed = {name: float((a != b).mean()) for name, a, b in zip(held, *labels)}
+    gain = replace(gain, stopped=cascade.stopped, tried=gains, changed=changed if adapts else {})
     trust = fit_trust([Judged(result.probabilities, t.label) for t, result in zip(trials, final)])
     streams = stream_gains(
         [Held(t.fold.held_out, t.network, r, t.label, o) for t, r, o in zip(trials, final, off)]
