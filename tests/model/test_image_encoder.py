@@ -10,8 +10,6 @@ from sourceward.nn import folded
 from sourceward.nn.folded import last_folded
 from tests.nn.test_encoder import replace_a_parameter
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
-
 
 @pytest.fixture
 def model(tiny_run):
@@ -42,7 +40,7 @@ def test_moving_the_model_drops_its_graphs(model):
     assert last_folded(model.network) is None
 
 
-@needs_cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("rows", [1, 5, 130])
 def test_captured_and_eager_agree(model, rows):
     images, model = pixels(model, rows), model.to("cuda")
@@ -52,7 +50,7 @@ def test_captured_and_eager_agree(model, rows):
     assert any(isinstance(graph, graphs.Graph) for graph in folded(model.network).graphs.values())
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_a_graph_is_not_replayed_after_a_change(model):
     images, model = pixels(model, 5), model.to("cuda")
 

@@ -12,7 +12,7 @@ from sourceward._util.errors import InputError
 from sourceward.adaptation.tta import predict_copies
 from sourceward.cli.main import build_app
 from sourceward.data.transforms import ANGLES, list_transforms, make_copies
-from sourceward.model import evaluate
+from sourceward.model import estimate_gain, evaluate
 from sourceward.model.evaluation import dataset_copies
 from sourceward.validation.cascade import NEVER
 from tests.tiny_runs import fit_tiny, image_folder, tiny_images, tiny_texts
@@ -155,11 +155,17 @@ def cascaded(model):
     return with_thresholds(model.with_tta(TRANSFORMS), TRANSFORMS)
 
 
+def between(values):
+    """Half of the values are above it, and none is so near that rounding decides."""
+    middle = len(values) // 2
+    return float(np.sort(values)[middle - 1 : middle + 1].mean())
+
+
 def with_thresholds(model, names):
     first, *_ = names.split("+")
     plain, one = (model.with_tta(some).predict_proba(IMAGES).max(1) for some in ("", first))
-    model.adapter.tta_, level = names, float(np.median(plain))
-    model.adapter.tta_thresholds_ = level, float(np.median(one[plain < level]))
+    model.adapter.tta_, level = names, between(plain)
+    model.adapter.tta_thresholds_ = level, between(one[plain < level])
     return model
 
 
@@ -234,6 +240,21 @@ def test_an_evaluation_obeys_the_thresholds_and_says_how_many_stop(cascaded):
     assert scores["mean"]["passes"] == pytest.approx(np.array([1, 2, 4])[level].mean())
     every = cascaded.with_tta(cascaded.tta, cascade=False).predict_proba(IMAGES).argmax(1)
     assert scores["mean"]["all_copies"] == pytest.approx((every == TARGET.labels).mean())
+
+
+def test_an_evaluation_states_the_gain_that_its_changed_labels_let_expect(cascaded):
+    gains = {"a": 0.02, "b": 0.04, "d": 0.03}
+    steps = cascaded.settings.num_steps
+    cascaded.adapter.expected_gain_ = sw.ExpectedGain(
+        0.03, 0.0, 0.06, gains, 0.6, steps, True, TRANSFORMS, changed=dict.fromkeys(gains, 0.1)
+    )
+    before, after = (cascaded.adapt(IMAGES, num_steps=n).probabilities.argmax(1) for n in (0, None))
+    found = evaluate(cascaded, tiny_images())["domains"]["c"]["estimated"]
+    assert found == estimate_gain(cascaded, IMAGES) == cascaded.adapter.expected_gain_.on(before, after)
+    assert found["changed"] == (before != after).mean() > 0
+    assert found["gain"] == pytest.approx(0.3 * found["changed"])
+    assert "estimated" not in evaluate(cascaded, tiny_images(), num_steps=0)["domains"]["c"]
+    assert estimate_gain(cascaded.with_tta("hflip"), IMAGES) is None
 
 
 def test_an_exported_model_obeys_the_thresholds(cascaded):

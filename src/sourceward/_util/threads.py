@@ -7,7 +7,7 @@ takes. So products up to `NARROW` wide are computed by one thread.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 NARROW = 512
@@ -30,8 +30,20 @@ def threads_for(width: int) -> Iterator[None]:
     """
     import torch
 
+    with _threads(1 if width <= NARROW else min(torch.get_num_threads(), available_cores())):
+        yield
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Within this context torch computes by one thread; the number that was set before is restored."""
+    return _threads(1)
+
+
+@contextmanager
+def _threads(wanted: int) -> Iterator[None]:
+    import torch
+
     before = torch.get_num_threads()
-    wanted = 1 if width <= NARROW else min(before, available_cores())
     if wanted == before:
         yield
         return

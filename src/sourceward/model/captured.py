@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -60,7 +61,7 @@ def adapt_images(
     if not doubt.any():
         return here
     rest = [copy._replace(result=select_rows(copy.result, doubt)) for copy in known]
-    rows = images[torch.from_numpy(doubt).to(images.device)]
+    rows = images[torch.from_numpy(doubt.nonzero()[0]).to(images.device)]  # a mask would wait for the device
     return replace_rows(here, doubt, adapt_images(model, adapter, rows, names, thresholds, rest))
 
 
@@ -86,7 +87,9 @@ def predict_images(
         encode = copy_encoder(model, names, plain)
         with torch.no_grad():
             copies = network.rescale(encode.encode(images))
-        return _named([adapter(network, feature) for feature in copies], encode)
+        together = adapter(network, copies.flatten(0, 1))  # rows are padded for a product, a few cost as one
+        rows = np.arange(len(together)).reshape(copies.shape[:2])
+        return _named([select_rows(together, own) for own in rows], encode)
     try:
         if known is None or not _describes(known, model):
             raise StaleEncoder

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sourceward._util.errors import InputError
 from sourceward.data.decode import Geometry, decode_image, map_threads, resize_arrays
+from sourceward.nn.alone import encode_alone
 
 HOST = torch.device("cpu")
 PLURAL = {"image": "images", "text": "texts", "features": "features"}
@@ -98,21 +99,21 @@ def encode_texts(
         texts: one or more.
     """
     tokens = [prepare([text]) for text in texts]
-    shapes = [next(iter(row.values())).shape for row in tokens]
-    alone = next(iter(tokens[0].values())).device.type == "cpu"
-    size = 1 if alone else TEXTS
+    first = next(iter(tokens[0].values()))
+    if first.device.type == "cpu":
+        return torch.cat(encode_alone([(encode, row) for row in tokens]))
     by_length: dict[int, list[int]] = defaultdict(list)
-    for row, shape in enumerate(shapes):
-        by_length[shape[-1]].append(row)
+    for row, values in enumerate(tokens):
+        by_length[next(iter(values.values())).shape[-1]].append(row)
     order, parts = [], []
     for rows in by_length.values():
-        for start in range(0, len(rows), size):
-            some = rows[start : start + size]
-            filled = some + some[:1] * (size - len(some))
+        for start in range(0, len(rows), TEXTS):
+            some = rows[start : start + TEXTS]
+            filled = some + some[:1] * (TEXTS - len(some))
             batch = {name: torch.cat([tokens[row][name] for row in filled]) for name in tokens[0]}
             parts.append(encode(batch)[: len(some)])
             order += some
-    return torch.cat(parts)[torch.tensor(order).argsort().to(parts[0].device)]
+    return torch.cat(parts)[torch.tensor(order).argsort().to(first.device)]
 
 
 C = TypeVar("C")

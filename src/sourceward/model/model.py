@@ -31,6 +31,7 @@ from sourceward.model.items import PLURAL, describe, encode_texts, is_matrix, it
 from sourceward.model.prediction import Prediction, explain
 from sourceward.model.summary import summary, summary_html
 from sourceward.nn import Network
+from sourceward.nn.alone import encode_alone
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.folded import clear_folded
 from sourceward.settings import AdaptSettings
@@ -219,8 +220,10 @@ class Model:
     @torch.no_grad()
     def image_features(self, images: Tensor) -> Tensor:
         """Rescaled features of uint8 images (n, 3, height, width) that have the model's own size already."""
-        ready = self.preprocessing.normalize(images.to(self.device))
-        return torch.cat([self.network.features(part) for part in ready.split(rows_per_pass(self.device))])
+        parts = self.preprocessing.normalize(images.to(self.device)).split(rows_per_pass(self.device))
+        if self.device.type == "cpu":
+            return torch.cat(encode_alone([(self.network.features, part) for part in parts]))
+        return torch.cat([self.network.features(part) for part in parts])
 
     def save(self, folder: str | Path) -> None:
         """Write the folder. `config.json` comes last: a folder that has one is complete."""

@@ -81,7 +81,7 @@ def predict_files(
             first = failures[0]
             raise InputError(
                 f"None of the {len(samples):,} inputs could be read as {_NOUN[model.kind]}, which this model "
-                f"expects. The first, '{first.name}': {first.reason}."
+                f"expects. The first, '{first.name}': {first.reason.removesuffix('.')}."
             )
     return len(samples) - len(failures), failures
 

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 from sourceward import InputError, load
-from sourceward.nn.backbones import Backbone, create_backbone
+from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
+from sourceward.nn.backbones.several import join
 from tests.tiny_runs import fit_tiny, tiny_images
 
 BOTH = "tiny:conv,torchvision:squeezenet1_1"
@@ -25,6 +27,21 @@ def test_features_are_those_of_each_scaled_alike(both):
     assert not torch.allclose(first, second)  # weights of their own
 
 
+def test_every_network_gets_images_in_its_own_normalisation():
+    image = torch.rand(2, 3, 32, 32)
+    prepared = [ImagePreprocessing((32, 32)), ImagePreprocessing((32, 32), mean=(0.5,) * 3, std=(0.25,) * 3)]
+    torch.manual_seed(0)
+    alone = [create_backbone("tiny:conv", weights=None, preprocessing=own).eval() for own in prepared]
+    pixels = [
+        (image - torch.tensor(own.mean).view(3, 1, 1)) / torch.tensor(own.std).view(3, 1, 1)
+        for own in prepared
+    ]
+    expected = [128**0.5 * normalize(body(own)) for body, own in zip(alone, pixels)]
+    joined = join(alone).eval()(pixels[0])
+    torch.testing.assert_close(joined, torch.cat(expected, dim=1), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(alone[1](pixels[0]), alone[1](pixels[1]), atol=1e-3)
+
+
 def test_it_is_rebuilt_from_its_config(both):
     again = Backbone.from_config(both.config(), both.network.state_dict()).eval()
     assert again.spec == both.spec == "tiny:conv,tiny:conv"
@@ -43,7 +60,7 @@ def test_a_config_may_name_no_other_family(both):
     ("spec", "weights", "message"),
     [
         ("tiny:conv,tiny:text", None, "tiny:text reads texts"),
-        (BOTH, None, "differ in size or normalisation"),
+        (BOTH, None, "images of one size"),
         ("tiny:conv,tiny:conv", "one.safetensors", "2 files joined by commas"),
     ],
 )

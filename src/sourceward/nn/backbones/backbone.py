@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.nn.auxiliary import AUXILIARY
 from sourceward.nn.auxiliary import ROTATION as ROTATION
+from sourceward.nn.backbones.pointwise import use_pointwise
 from sourceward.nn.backbones.preprocessing import ImagePreprocessing, Preprocessing, TextPreprocessing
 from sourceward.nn.backbones.tokenizers import Tokenizer
 from sourceward.nn.domain_norm import DomainNormalized
@@ -70,6 +71,8 @@ class Backbone(nn.Module):
         self.family = family
         self.name = name
         self.batchnorm_frozen = False
+        if family != "module":
+            use_pointwise(self.network)
         self.dim = output_width(self.network, parts.preprocessing) if dim is None else dim
 
     @property
