@@ -7,14 +7,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+
+try:
+    from hypothesis import settings
+except ImportError:  # on a GPU machine without the development packages, tests marked `cuda` still run
+    settings = None
 
 # Cores are shared: many threads on small tensors spend their time waiting for each other.
 torch.set_num_threads(1)
 
 # The same examples in every run: a red test is red again when it is run alone.
-settings.register_profile("sourceward", deadline=None, max_examples=20, derandomize=True)
-settings.load_profile("sourceward")
+if settings is not None:
+    settings.register_profile("sourceward", deadline=None, max_examples=20, derandomize=True)
+    settings.load_profile("sourceward")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked `cuda` where there is no CUDA device."""
+    if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from sourceward._util.devices import tensor_cores
 from sourceward._util.graphs import Graph, LossGraph, each, replay, restored
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
 
 
 class Pair(NamedTuple):
@@ -35,7 +34,7 @@ def test_generator_and_tensors_are_restored_even_after_an_error():
     assert torch.equal(generator.get_state(), state)
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_a_graph_gives_the_results_of_eager_calls():
     device = torch.device("cuda")
     graph = Graph(lambda x, y: (x @ y).relu(), torch.ones(4, 4), torch.ones(4, 4), device=device)
@@ -44,7 +43,7 @@ def test_a_graph_gives_the_results_of_eager_calls():
         torch.testing.assert_close(graph(x, y), (x @ y).relu())
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_a_function_that_cannot_be_captured_runs_eagerly():
     graphs: dict = {}
     x = torch.arange(3.0, device="cuda")
@@ -53,7 +52,26 @@ def test_a_function_that_cannot_be_captured_runs_eagerly():
     assert replay(graphs, "key", lambda x: x * float(x.sum().item()), x + 1).tolist() == [6, 12, 18]
 
 
-@needs_cuda
+@pytest.mark.cuda
+def test_generators_draw_after_a_capture_that_failed():
+    weight, generator = (
+        torch.nn.Parameter(torch.ones(3, device="cuda")),
+        torch.Generator("cuda").manual_seed(1),
+    )
+    expected = torch.rand(3, generator=torch.Generator("cuda").manual_seed(1), device="cuda")
+
+    def loss(batch):
+        drawn = torch.rand(3, generator=generator, device="cuda")
+        return (weight * batch * drawn).sum() * weight.sum().item(), None  # waits for the device
+
+    with pytest.raises(RuntimeError):
+        LossGraph(loss, torch.ones(3, device="cuda"), generator, [weight], [])
+    torch.cuda.synchronize()
+    assert torch.equal(torch.rand(3, generator=generator, device="cuda"), expected)
+    torch.rand(3, device="cuda")
+
+
+@pytest.mark.cuda
 def test_a_loss_graph_gives_the_losses_and_gradients_of_eager_calls():
     weight = torch.nn.Parameter(torch.ones(3, device="cuda"))
     generators = [torch.Generator("cuda").manual_seed(1) for _ in range(2)]
@@ -70,3 +88,29 @@ def test_a_loss_graph_gives_the_losses_and_gradients_of_eager_calls():
         expected = loss(batch, generators[1])[0]
         torch.testing.assert_close(value, expected.detach())
         torch.testing.assert_close(gradient, torch.autograd.grad(expected, weight)[0])
+
+
+@pytest.mark.cuda
+def test_two_loss_graphs_of_one_parameter_have_gradients_of_their_own():
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0], device="cuda"))
+    generator, batch = torch.Generator("cuda"), torch.tensor([3.0, 5.0], device="cuda")
+    graphs = [
+        LossGraph(
+            lambda b, i=i: ((weight[i : i + 1] * b[i]).square().sum(), None), batch, generator, [weight], []
+        )
+        for i in range(2)
+    ]
+    for i in (0, 1, 0):
+        graphs[i](batch)
+        expected = torch.zeros(2)
+        expected[i] = (2 * weight[i] * batch[i] ** 2).item()
+        torch.testing.assert_close(weight.grad.cpu(), expected)
+
+
+def test_tensor_cores_are_used_inside_the_block_alone():
+    before = torch.get_float32_matmul_precision()
+    for enabled, inside in ((True, "high"), (False, before)):
+        with suppress(KeyError), tensor_cores(enabled):
+            assert torch.get_float32_matmul_precision() == inside
+            raise KeyError
+        assert torch.get_float32_matmul_precision() == before

@@ -14,6 +14,9 @@ from sourceward.data.transforms import (
     MEAN,
     OWN,
     TRANSFORMS,
+    _interpolated,
+    as_bytes,
+    center_crop,
     list_transforms,
     make_copies,
     mean_amplitude,
@@ -213,3 +216,21 @@ def test_names_are_checked():
         create_adapter("tta", transforms="hflp")
     with pytest.raises(InputError, match="Expected each transform once"):
         parse_transforms("crop+crop")
+
+
+@pytest.mark.parametrize("side", [16, 97, 224])
+def test_both_ways_to_crop_give_the_same_bytes(side):
+    """That of CUDA and exported graphs, and torch's own."""
+    for levels in (256, 2):  # black and white has many ties
+        bytes_ = torch.randint(levels, (2, 3, side, side), generator=make_generator()) * (255 // (levels - 1))
+        images = bytes_.double() / 255
+        gathered = _interpolated(_interpolated(images, -2), -1)
+        assert torch.equal(as_bytes(gathered), as_bytes(center_crop(images)))
+
+
+@pytest.mark.parametrize("name", [name for name in list_transforms() if TRANSFORMS[name].exact])
+def test_an_exact_transform_gives_the_bytes_that_arithmetic_gives(name):
+    images = byte_images(4)
+    (copy,) = make_copies(name, images)
+    (computed,) = TRANSFORMS[name].pixels(images.double() / 255, None)
+    assert torch.equal(copy.images, as_bytes(computed))

@@ -9,6 +9,7 @@ from torch import nn
 from sourceward.nn import Network
 from sourceward.nn.backbones import create_backbone
 from sourceward.nn.feature_statistics import (
+    AdaIN,
     FeatureStatistics,
     adain,
     early_maps,
@@ -161,3 +162,16 @@ def test_statistics_load_into_a_fresh_network(network):
         n.feature_statistics.applied(n.backbone, 1, range(SOURCES), 0)(images) for n in (network, other)
     )
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("own", "toward", "image"), [(2, (0, 1, -2), 0), (0, (-2,), None), (1, (-2,), 1)])
+def test_channels_that_are_last_in_memory_stay_there(own, toward, image):
+    """Otherwise every layer after it copies its input."""
+    copies = own + len(toward) if image is None else max(own, image + 1)
+    maps = make_maps(4 * copies, 16, 8, 8).bfloat16().contiguous(memory_format=torch.channels_last)
+    changed = AdaIN(nn.Identity(), torch.rand(3, 2, 16), own, toward, image)(maps)
+    assert changed.shape == (4 * (own + len(toward)), 16, 8, 8)
+    assert changed.is_contiguous(memory_format=torch.channels_last)
+    assert not AdaIN(nn.Identity(), torch.rand(3, 2, 16), own, toward, image)(
+        maps.contiguous()
+    ).is_contiguous(memory_format=torch.channels_last)

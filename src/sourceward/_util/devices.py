@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,17 @@ def choose_device(name: str | torch.device) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"Expected one of {torch.cuda.device_count()} CUDA devices, but got {str(name)!r}.")
     return device
+
+
+@contextmanager
+def tensor_cores(enabled: bool) -> Iterator[None]:
+    """Let float32 products use tensor cores (TF32) in this block, on a device that has them."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if enabled else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-KEPT = 48
-"""Largest number of graphs for one network: each holds memory for its intermediate results."""
+KEPT = 96
+"""Largest number of graphs for one network: they share the memory of intermediate results."""
 
 
 class Graph:
@@ -64,9 +64,10 @@ class LossGraph:
         parameters: list[torch.nn.Parameter],
         changed: list[Tensor],
     ) -> None:
-        self.batch = each(torch.clone, batch)
-        with restored(generator, changed), torch.cuda.device(generator.device):
+        self.batch, self.parameters = each(torch.clone, batch), parameters
+        with restored(generator, changed), torch.cuda.device(generator.device), _drawing(generator):
             _warm_up(lambda: function(self.batch)[0].backward(), 3)
+            torch.cuda.empty_cache()  # the graph has memory of its own
             for parameter in parameters:
                 parameter.grad = None  # so that the graph sets gradients and does not add to them
             self.graph = torch.cuda.CUDAGraph()
@@ -74,6 +75,7 @@ class LossGraph:
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.outputs = function(self.batch)
                 self.outputs[0].backward()
+        self.gradients = [parameter.grad for parameter in parameters]
 
     def fits(self, batch: Any) -> bool:
         """Return whether a batch has the captured shapes."""
@@ -83,6 +85,8 @@ class LossGraph:
         for mine, given in zip(_flat(self.batch), _flat(batch)):
             mine.copy_(given, non_blocking=True)
         self.graph.replay()
+        for parameter, gradient in zip(self.parameters, self.gradients):
+            parameter.grad = gradient  # another graph of the same parameters may have set its own
         return self.outputs
 
 
@@ -94,6 +98,18 @@ def _warm_up(function: Callable[[], Any], times: int) -> None:
         for _ in range(times):
             function()
     torch.cuda.current_stream().wait_stream(stream)
+
+
+@contextmanager
+def _drawing(generator: torch.Generator) -> Iterator[None]:
+    """Let the generator, and the default one, draw after a capture that failed: their states refuse to."""
+    try:
+        yield
+    except Exception:
+        default = torch.cuda.default_generators[torch.cuda.current_device()]
+        for own in (generator, default):
+            own.graphsafe_set_state(torch.Generator(own.device))
+        raise
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """`CopyEncoder`: features of images and of their copies by one pass of the backbone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from sourceward.adaptation.base import Unsuitable
 from sourceward.data.loading import rows_per_pass
 from sourceward.data.transforms import OWN, TRANSFORMS, Copy, make_copies, parse_transforms
 from sourceward.nn import Network, Projected
+from sourceward.nn.alone import Pass, encode_alone
 from sourceward.nn.backbones import ImagePreprocessing
 from sourceward.nn.feature_statistics import FeatureStatistics
 
@@ -17,7 +18,7 @@ WHY_NOT = {
     "amplitudes": "This model has no Fourier amplitudes of its sources: `fourier` needs a model that `fit` "
     "trained on images.",
     "feature_statistics": "This model has no feature statistics of its sources: `adain` needs a "
-    "convolutional backbone. Use other transforms.",
+    "convolutional backbone that `fit` fine-tuned. Use other transforms.",
 }
 
 
@@ -136,8 +137,8 @@ class CopyEncoder(nn.Module):
     def encode(self, images: Tensor) -> Tensor:
         """Features (copies, n, dim) of any number of images, some at a time; bfloat16 inside on CUDA."""
         device = self.mean.device
-        if self.alone is not None:
-            return torch.cat([self._encode_alone(image, *self.alone) for image in images.split(1)], 1)
+        if device.type == "cpu":
+            return self._encode_alone(images.split(1))
         step = max(rows_per_pass(device) // len(self.weights), 1)
         parts = []
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -145,12 +146,22 @@ class CopyEncoder(nn.Module):
                 parts.append(self(some).float().unflatten(0, (len(self.weights), -1)))
         return torch.cat(parts, 1)
 
-    def _encode_alone(self, image: Tensor, backbone: nn.Module, rest: "list[CopyEncoder]") -> Tensor:
-        """Features (copies, 1, dim) of an image, a pass for each copy and one for the copies of `adain`: the
-        bits of a feature do not depend on the other transforms, see `rows_per_pass`."""
-        rows = (self.pixels(image)[: self.own].float() / 255 - self.mean) / self.std
-        found = [backbone(row).float() for row in rows.split(1)]
-        return torch.cat([*found, *(encoder(image).float() for encoder in rest)]).unsqueeze(1)
+    def _encode_alone(self, images: Sequence[Tensor]) -> Tensor:
+        """Features (copies, n, dim) of images, a pass for each copy and one for the copies of `adain`: the
+        bits of a feature do not depend on the other transforms."""
+        passes: list[Pass] = [(self, image) for image in images]
+        if self.alone is not None:
+            (backbone, rest), passes = self.alone, []
+            for rows, image in zip(encode_alone([(self._own_rows, image) for image in images]), images):
+                passes += [(backbone, rows[copy : copy + 1]) for copy in range(self.own)]
+                passes += [(encoder, image) for encoder in rest]
+        found, each = encode_alone(passes), len(passes) // len(images)
+        together = [torch.cat(found[i : i + each]) for i in range(0, len(found), each)]
+        return torch.stack(together, 1).float()
+
+    def _own_rows(self, image: Tensor) -> Tensor:
+        """The normalised copies of an image that keep their own feature statistics: (copies, 3, h, w)."""
+        return (self.pixels(image)[: self.own].float() / 255 - self.mean) / self.std
 
     @torch.no_grad()
     def _apply_statistics(self, statistics: FeatureStatistics | None, size: tuple[int, int]) -> None:

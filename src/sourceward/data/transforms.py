@@ -58,12 +58,14 @@ class Transform:
         about: what it does, for people.
         pixels: from images in [0, 1], (batch, 3, height, width), and the sources' mean amplitudes to copies.
         each: whether every copy weighs as much as the image itself; otherwise all copies together do.
+        exact: `pixels` moves pixels and computes none, so that it takes and returns bytes.
         needs: `amplitudes` or `feature_statistics` of the sources; nothing when empty.
     """
 
     about: str
     pixels: Callable[[Tensor, Tensor | None], list[Tensor]]
     each: bool = False
+    exact: bool = False
     needs: str = ""
 
 
@@ -85,7 +87,7 @@ def center_crop(images: Tensor) -> Tensor:
     >>> center_crop(torch.arange(8.0).expand(1, 3, 8, 8) / 8)[0, 0, 0, [0, -1]]
     tensor([0.1250, 0.7500])
     """
-    if torch.compiler.is_exporting():
+    if torch.compiler.is_exporting() or images.is_cuda:
         return _interpolated(_interpolated(images, -2), -1)
     size = images.shape[-2:]
     (top, height), (left, width) = (((side - int(CROP * side)) // 2, int(CROP * side)) for side in size)
@@ -94,10 +96,11 @@ def center_crop(images: Tensor) -> Tensor:
 
 
 def _interpolated(images: Tensor, axis: int) -> Tensor:
-    """`center_crop` along one axis for an exported graph: runtimes resize no numbers of double precision."""
+    """`center_crop` along one axis for an exported graph, since runtimes resize no numbers of double
+    precision, and for CUDA, where torch resizes one image after the other."""
     side = images.shape[axis]
     kept = int(CROP * side)
-    at = (torch.arange(side, dtype=torch.float64) + 0.5) * (kept / side) - 0.5
+    at = (torch.arange(side, dtype=torch.float64, device=images.device) + 0.5) * (kept / side) - 0.5
     at = at.clamp(0, kept - 1) + (side - kept) // 2
     below, above = (images.index_select(axis, edge.long()) for edge in (at.floor(), at.ceil()))
     return below + (at - at.floor()).view(-1, *[1] * (-1 - axis)) * (above - below)
@@ -131,7 +134,7 @@ def _toward_sources(images: Tensor, amplitudes: Tensor | None) -> list[Tensor]:
 
 
 for _name, _transform in {
-    "hflip": Transform("horizontal flip", lambda images, _: [images.flip(-1)]),
+    "hflip": Transform("horizontal flip", lambda images, _: [images.flip(-1)], exact=True),
     "crop": Transform("centre crop, resized", lambda images, _: [center_crop(images)]),
     "grayscale": Transform("grayscale", lambda images, _: [grayscale(images).expand_as(images)]),
     "rotate": Transform("rotation by 15 and 30 degrees either way", _rotations, each=True),
@@ -186,10 +189,12 @@ def make_copies(
         toward = range(sources) if name == "adain" else (MEAN,)
         yield from (Copy(images, 1 / len(toward), source) for source in toward)
         return
-    # In double, so that every device and every runtime rounds the copies to the same bytes.
-    copies = transform.pixels(images.double() / 255, amplitudes)
+    if transform.exact:
+        copies = transform.pixels(images, amplitudes)
+    else:  # in double, so that every device and every runtime rounds the copies to the same bytes
+        copies = [as_bytes(copy) for copy in transform.pixels(images.double() / 255, amplitudes)]
     weight = 1.0 if transform.each else 1 / len(copies)
-    yield from (Copy(as_bytes(copy), weight) for copy in copies)
+    yield from (Copy(copy, weight) for copy in copies)
 
 
 def as_bytes(images: Tensor) -> Tensor:

@@ -90,7 +90,9 @@ class AdaIN(nn.Module):
         changed = copies[self.own :] if self.image is None else copies[self.image : self.image + 1]
         values = self.statistics
         target = torch.stack([values[source] if source >= 0 else values.mean(0) for source in self.toward])
-        return torch.cat([own, adain(changed, target.unsqueeze(1))]).flatten(0, 1)
+        # Of four dimensions each, so that channels stay last in memory where they are.
+        parts = [own.flatten(0, 1)] if self.own else []
+        return torch.cat([*parts, adain(changed, target.unsqueeze(1)).flatten(0, 1)])
 
 
 def share(module: nn.Module) -> nn.Module:
@@ -116,11 +118,12 @@ def adain(maps: Tensor, statistics: Tensor) -> Tensor:
     >>> adain(torch.tensor([[[[1.0, 3.0]]]]), torch.tensor([[0.0], [5.0]]))
     tensor([[[[-5.,  5.]]]])
     """
-    own = feature_statistics(maps)[..., None, None]
+    exact = maps.float()
+    own = feature_statistics(exact)[..., None, None]
     mean, std = statistics[..., None, None].to(own).unbind(-4)
     own_mean, own_std = own.unbind(-4)
     tiny = torch.finfo(torch.float16).eps  # a constant map stays constant
-    return (mean + (maps.float() - own_mean) * (std / own_std.clamp_min(tiny))).to(maps.dtype)
+    return (mean + (exact - own_mean) * (std / own_std.clamp_min(tiny))).to(maps.dtype)
 
 
 @torch.no_grad()
