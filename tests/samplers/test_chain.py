@@ -84,6 +84,22 @@ def test_a_chain_has_the_same_bits_among_any_number_of_rows(dim):
     assert 0 < int(whole.steps.min()) < int(whole.steps.max())
 
 
+@pytest.mark.parametrize("sampler", ["langevin", "langevin_unchecked", "mala", "nesterov"])
+@pytest.mark.parametrize("own", [1, 3])
+def test_rows_without_a_key_are_padding(sampler, own):
+    dim, rows, sources = 64, 2 * row_multiple(64), 2
+    weights = ChainWeights.of(random_weights(sources, dim, dim, dtype=torch.float32))
+    feature = torch.randn(rows, dim, generator=make_generator())
+    start, keys = feature.expand(sources, -1, -1), row_keys(feature)
+    bias = weights.bias(start)
+    every, few = (
+        run_chain(sampler, start, weights, bias, StepSettings(), 3, some).feature
+        for some in (keys, keys[:own])
+    )
+    assert torch.equal(few[:, :own], every[:, :own])
+    assert not torch.equal(few[:, own:], every[:, own:])
+
+
 def test_the_result_can_be_used_in_autograd():
     weight = torch.ones(DIM, dtype=torch.float64, requires_grad=True)
     (fast(settings()).feature * weight).sum().backward()

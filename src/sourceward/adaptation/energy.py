@@ -35,6 +35,10 @@ BLOCK = 512
 INPUTS = 128
 """Inputs encoded together: more are no faster, and every graph holds memory."""
 
+IMAGE_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, INPUTS)
+"""Numbers of images that have a graph on CUDA. Samples in doubt come in any number, and a backbone takes as
+long for a row of zeros as for an image."""
+
 Encoder = Callable[[Tensor], Tensor]
 """From inputs to rescaled features. The same object must mean the same function of the same weights."""
 
@@ -93,7 +97,7 @@ class EnergyAdaptation:
 
     def _block(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> list[AdaptationResult]:
         padded = _more_rows(inputs, _rows(len(inputs), network, encoder is not None))
-        table, trajectory = self._table(network, padded, encoder)
+        table, trajectory = self._table(network, padded, encoder, len(inputs))
         copies = self._unpacked(table[: len(inputs)].cpu().numpy(), network, _copies(encoder))
         if trajectory is not None:
             copies[0] = replace(copies[0], trajectory=trajectory[: len(inputs)].cpu().numpy())
@@ -104,7 +108,7 @@ class EnergyAdaptation:
         return [_fall_back(*copy) for copy in zip(copies, plain, finite)]
 
     def _table(
-        self, network: Network, inputs: Tensor, encoder: Encoder | None
+        self, network: Network, inputs: Tensor, encoder: Encoder | None, rows: int
     ) -> tuple[Tensor, Tensor | None]:
         """On CUDA a known graph is launched at once; whether it is still valid is checked while it runs."""
 
@@ -113,7 +117,9 @@ class EnergyAdaptation:
             if encoder is not None:
                 feature = encoder(inputs)
                 feature = _more_rows(feature, _rows(len(feature), network))
-            keys = keys_of(feature, self._settings.seed)
+            all_rows = feature.is_cuda or self._settings.num_draws
+            own = feature if all_rows else feature[: rows * _copies(encoder)]  # without padding
+            keys = keys_of(own, self._settings.seed)
             answer = adapt(network, feature, keys, self._settings, sources=self.sources, record=self.record)
             packed, points = self._packed(answer, network)
             return _beside(packed, len(inputs), _copies(encoder), network), points
@@ -242,7 +248,7 @@ def _beside(table: Tensor, rows: int, copies: int, network: Network) -> Tensor:
 def _rows(rows: int, network: Network, encoded: bool = False) -> int:
     """Rows to pad to: on CUDA one of a few sizes, each of which has a graph."""
     if network.scale.is_cuda:
-        sizes = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, INPUTS) if encoded else (16, 32, 64, 128, 256, BLOCK)
+        sizes = IMAGE_SIZES if encoded else (16, 32, 64, 128, 256, BLOCK)
         return next((size for size in sizes if size >= rows), rows + -rows % BLOCK)
     multiple = 1 if encoded else row_multiple(network.dim, network.energy.hidden)
     return max(rows + -rows % multiple, multiple)

@@ -23,7 +23,7 @@ class HalfWeights(NamedTuple):
 
 
 class ChainWeights(NamedTuple):
-    """`EnergyWeights` of all sources with both directions of each product contiguous."""
+    """`EnergyWeights` of all sources, for products in both directions."""
 
     up: Tensor
     """Wx^T: (sources, dim, hidden)."""
@@ -49,18 +49,19 @@ class ChainWeights(NamedTuple):
     @classmethod
     def of(cls, weights: EnergyWeights) -> "ChainWeights":
         w = weights.detach()
+        up, narrow_up = transpose_contiguous(w.feature), transpose_contiguous(w.narrow)
         full = cls(
-            transpose_contiguous(w.feature),
-            w.feature.contiguous(),
+            up,
+            up.mT,  # one matrix for both directions stays in the cache of a CPU
             None if w.latent is None else transpose_contiguous(w.latent),
             w.hidden_bias.unsqueeze(1),
-            transpose_contiguous(w.narrow),
-            w.narrow.contiguous(),
+            narrow_up,
+            narrow_up.mT,
             w.narrow_bias.unsqueeze(1).contiguous(),
             w.out.unsqueeze(1).contiguous(),
             w.out_bias.unsqueeze(1).contiguous(),
         )
-        return full._replace(half=full.halved()) if full.up.is_cuda else full
+        return full._replace(half=full.halved()) if up.is_cuda else full
 
     def bias(self, latent: Tensor | None) -> Tensor:
         """Wz z + b0, constant along a chain: (sources, batch or 1, hidden)."""
@@ -84,9 +85,9 @@ class ChainWeights(NamedTuple):
         return value.to(a0.dtype), matmul(back, self.down)
 
     def halved(self, dtype: torch.dtype = torch.float16) -> "HalfWeights":
-        """The large matrices in `dtype`, for tensor cores."""
+        """The large matrices in `dtype`, contiguous, for kernels on tensor cores."""
         large = (self.up, self.down, self.narrow_up, self.narrow_down)
-        return HalfWeights(*(w.to(dtype) for w in large))
+        return HalfWeights(*(w.to(dtype).contiguous() for w in large))
 
 
 class Workspace:

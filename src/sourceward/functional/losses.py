@@ -235,6 +235,8 @@ def negatives(
     pool, pool_label = feature.flatten(0, 1), label.flatten()
     others = (sources - 1) * rows
     if batch.shifted is not None and batch.shifted_label is not None:
+        if sources == 1 and len(batch.shifted) == chains:  # drawn for these chains
+            return batch.shifted[None], batch.shifted_label[None]
         pool, pool_label = torch.cat([pool, batch.shifted]), torch.cat([pool_label, batch.shifted_label])
         others += len(batch.shifted)
     pick = torch.randint(others, (sources, chains), generator=generator, device=device)

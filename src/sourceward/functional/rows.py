@@ -14,11 +14,14 @@ transform. Integer arithmetic wraps alike on every device.
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from sourceward._util.threads import one_thread
 
 INNER = 512
 """Length of the blocks of a long sum: BLAS splits none of this length."""
@@ -112,7 +115,8 @@ def stable_matmul(rows: Tensor, weight: Tensor) -> Tensor:
         return rows.float() @ weight
     flat, cpu = rows.reshape(-1, rows.shape[-1]), rows.device.type == "cpu"
     missing = -len(flat) % (row_multiple(rows.shape[-1]) if cpu else TILE)
-    with torch.autocast(rows.device.type, enabled=False):
+    # Also by one thread: with several, BLAS splits some narrow products otherwise.
+    with torch.autocast(rows.device.type, enabled=False), one_thread() if cpu else nullcontext():
         flat = torch.nn.functional.pad(flat.float(), (0, 0, 0, missing)) if missing else flat.float()
         parts = [matmul(part, weight) for part in ((flat,) if cpu else flat.split(TILE))]
         product = parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sourceward.functional import ChainWeights, row_keys
 from sourceward.functional.chain import Lookahead, Workspace
@@ -20,7 +21,7 @@ from sourceward.functional.distilled import DistilledWeights, StartPoint, distil
 from sourceward.functional.rows import keyed_normals as many_normals
 from sourceward.functional.rows import matmul
 from sourceward.samplers.base import StepSettings, Target, always, energy_not_higher
-from sourceward.samplers.cuda import usable_kernels
+from sourceward.samplers.cuda import kernels_for, usable_kernels
 from sourceward.samplers.distilled import concatenate
 from sourceward.samplers.run import Chain, Record, generator_noise, keyed_noise, run
 
@@ -56,14 +57,16 @@ def run_chain(
         bias: from `ChainWeights.bias`.
         settings: of each step.
         num_steps: 0 returns the starts themselves.
-        noise: (batch,) keys of the samples, or a generator (training).
+        noise: keys of the samples, or a generator (training). Fewer keys than rows are those of the first
+            rows; the others are padding.
         record: keep trajectory, energies and origins, or the "origins" alone.
         distilled: weights of the distilled sampler of all sources, which that sampler needs.
     """
+    fused_on_cpu = sampler in FUSED and not feature.is_cuda
+    if isinstance(noise, Tensor) and not fused_on_cpu and len(noise) < feature.shape[1]:
+        noise = pad(noise, (0, feature.shape[1] - len(noise)))
     if sampler in FUSED:
-        kernels = usable_kernels() if feature.is_cuda else None
-        if kernels is not None and not kernels.fits(weights, feature):
-            kernels = None
+        kernels = kernels_for(weights, feature, record)
         if isinstance(noise, Tensor):
             normals = (kernels.KeyedNormals if kernels else keyed_normals)(noise, feature)
         else:
@@ -220,8 +223,14 @@ def _noise(
     if not settings.noise_std:
         return None, None
     jitter = normals(first, count).mul_(settings.noise_std)
-    flat = jitter.transpose(0, 1).flatten(1, 2).expand(len(feature), -1, -1)
-    return jitter.unbind(), matmul(flat, weights.up).unflatten(1, (count, -1)).unbind(1)
+    flat, padding = jitter.transpose(0, 1).flatten(1, 2), feature.shape[1] - jitter.shape[2]
+    if padding:  # whose noise need not be multiplied; the product has a multiple of the rows it needs
+        flat = pad(flat, (0, 0, 0, -flat.shape[1] % feature.shape[1]))
+    lift = matmul(flat.expand(len(feature), -1, -1), weights.up)
+    lift = lift[:, : count * jitter.shape[2]].unflatten(1, (count, -1))
+    if padding:
+        jitter, lift = (pad(noise, (0, 0, 0, padding)) for noise in (jitter, lift))
+    return jitter.unbind(), lift.unbind(1)
 
 
 def keyed_normals(keys: Tensor, like: Tensor) -> Normals:

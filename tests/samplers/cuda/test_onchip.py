@@ -17,8 +17,6 @@ pytest.importorskip("triton.experimental.gluon", reason="This Triton has no Gluo
 
 from sourceward.samplers.cuda import kernels, onchip, resident
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="The kernel needs a CUDA device")
-
 SCRIPT = """
 import sys
 import triton
@@ -60,7 +58,7 @@ def test_it_does_not_fit_on_a_cpu():
     assert not resident._on_chip(weights)
 
 
-@needs_cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize(
     ("dim", "hidden", "noise_std", "checked", "record"),
     [

@@ -20,7 +20,7 @@ from sourceward.samplers.cuda import wide
 from sourceward.samplers.cuda.kernel_noise import KeyedNormals, row_keys
 from sourceward.samplers.run import Chain, Record
 
-__all__ = ["KeyedNormals", "fits", "kernel_langevin", "row_keys"]
+__all__ = ["KeyedNormals", "fits", "is_narrow", "kernel_langevin", "row_keys"]
 
 ROWS = 16
 """Rows of the smallest tile of a tensor core product."""
@@ -42,6 +42,13 @@ def fits(weights: ChainWeights, feature: Tensor) -> bool:
         and power
         and narrow >= ROWS
     )
+
+
+def is_narrow(weights: ChainWeights, record: Record) -> bool:
+    """Whether one kernel takes all steps, and not those of `wide`."""
+    from sourceward.samplers.cuda import resident
+
+    return resident.fits(weights, record)
 
 
 @torch.no_grad()
@@ -206,7 +213,8 @@ def _rounded_energy(weights: ChainWeights, half: HalfWeights, a0: Tensor) -> Ten
 
 
 def _tiles(rows: int, width: int) -> tuple[int, int, int]:
-    """Sizes of tiles: small ones for few rows, so that all multiprocessors have work."""
+    """Sizes of tiles (rows, columns, inner): small ones for few rows, so that all multiprocessors have
+    work."""
     if rows <= 16:
         return 16, 32, 128
     if rows <= 32 or width <= 1024:
