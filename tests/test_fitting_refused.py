@@ -22,7 +22,7 @@ JOINT = {"recipe": "joint"}
         ({"target": "d"}, "Unknown domain 'd'"),
         ({"target": ("a", "b", "c")}, "no source domain"),
         ({"target": ("b", "c"), "settings": {"image_size": 16}}, "too small to corrupt"),
-        ({"target": ("b", "c"), "settings": JOINT}, "negatives from noise only: set `shifts=noise`"),
+        ({"target": ("b", "c"), "settings": {**JOINT, "image_size": 16}}, "too small to corrupt"),
         ({"settings": {"shifts": "nose"}}, "`shifts` to be 'corruptions' or 'noise'"),
         ({"preset": "pacs-resnet"}, "Unknown preset 'pacs-resnet'. Did you mean"),
         ({"settings": {"max_itr": 3}}, "Unknown setting 'max_itr'. Did you mean 'max_iter'"),

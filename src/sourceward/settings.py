@@ -76,7 +76,7 @@ class LoopSettings:
         weight_decay: the released code's value.
         optimizer: `adamw` (decoupled weight decay) or `adam` (the paper).
         schedule: `cosine` to 0, `step` (x 0.1 at 60 %, the released code) or `constant`.
-        backbone_schedule: of the backbone alone; as `schedule` when None.
+        energy_schedule: of the energies alone; as `schedule` when None.
         average: decay of the exponential moving average of all trained weights; 0 keeps the last iterate, 1
             is the plain mean of all iterates from the hundredth on (Arpit et al., NeurIPS 2022).
         freeze_batchnorm: keep the backbone's batch norm statistics fixed, so that results do not depend on
@@ -91,7 +91,7 @@ class LoopSettings:
     weight_decay: float = 5e-4
     optimizer: str = "adamw"
     schedule: str = "cosine"
-    backbone_schedule: str | None = None
+    energy_schedule: str | None = None
     average: float = 0.98
     freeze_batchnorm: bool = True
 
@@ -99,7 +99,7 @@ class LoopSettings:
         _whole(self, 1, "max_iter", "batch_size")
         _not_negative(self, "learning_rate", "energy_learning_rate", "backbone_learning_rate", "weight_decay")
         _one_of(self, "schedule", SCHEDULES)
-        _one_of(self, "backbone_schedule", (None, *SCHEDULES))
+        _one_of(self, "energy_schedule", (None, *SCHEDULES))
         _one_of(self, "optimizer", OPTIMIZERS)
         _share(self, "average")
 

@@ -4,7 +4,7 @@ import torch
 
 from sourceward._util.errors import InputError
 from sourceward.data import corrupted_domains, decode_images, open_dataset
-from sourceward.data.corrupting import corrupt_cycling
+from sourceward.data.corrupting import corrupt_batch, corrupt_cycling
 from sourceward.data.corruptions import corrupt
 from sourceward.data.dataset import build
 
@@ -65,3 +65,15 @@ def test_severities_cycle_whatever_the_batches():
     assert torch.equal(whole, torch.cat(pieces))
     for row in range(7):
         assert torch.equal(whole[row], corrupt(images[row : row + 1], "saturate", (1 + row) % 5 + 1)[0])
+
+
+def test_images_of_a_batch_are_corrupted_by_the_extra_corruptions_in_turn():
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (9, 3, 32, 32), dtype=np.uint8))
+    copies = corrupt_batch(images, torch.Generator().manual_seed(0))
+    assert copies.shape == images.shape
+    assert copies.dtype == torch.uint8
+    blurred = corrupt_cycling(images[1::4], "gaussian_blur", 1, torch.Generator())
+    saturated = corrupt_cycling(images[3::4], "saturate", 3, torch.Generator())
+    assert torch.equal(copies[1::4], blurred)
+    assert torch.equal(copies[3::4], saturated)
+    assert all((copy != image).any() for copy, image in zip(copies, images, strict=True))

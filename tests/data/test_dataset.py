@@ -104,3 +104,7 @@ def test_labels_outside_the_classes_are_refused():
 def test_a_fraction_outside_its_range_is_refused():
     with pytest.raises(InputError, match=r"between 0 and 1, but got 1\.5"):
         toy().train_val(1.5)
+
+
+def test_a_dataset_is_shown_in_one_line():
+    assert repr(toy(num=1200)) == "DomainDataset(1,200 of kind features, 3 domains, 3 classes)"

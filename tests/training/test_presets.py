@@ -74,7 +74,7 @@ def test_the_presets_of_corruptions_fit_a_single_source(tmp_path, shifts):
     source = tiny_images().without(("b", "c"))
     preset = "cifar10-c-resnet18" + "-corruptions" * (shifts == "corruptions")
     small = {"image_size": 32, "batch_size": 8, "num_draws": 2, "num_steps": 2, "train.num_steps": 2}
-    small |= {} if shifts == "corruptions" else {"recipe": "joint"}
+    small |= {"recipe": "joint"}
     model = fit_tiny(source, tmp_path / "run", target=(), preset=preset, settings=small)
     assert model.info["training"]["settings"]["shifts"] == shifts
     assert model.sources == ("a",)

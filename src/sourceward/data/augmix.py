@@ -33,6 +33,11 @@ def augmix(images: Tensor, *, severity: float = SEVERITY, generator: Generator =
     >>> mixed.shape, bool(((mixed >= 0) & (mixed <= 1)).all())
     (torch.Size([2, 3, 8, 8]), True)
     """
+    with torch.autocast(images.device.type, enabled=False):  # grids and histograms need all digits
+        return _augmix(images, severity, generator)
+
+
+def _augmix(images: Tensor, severity: float, generator: Generator) -> Tensor:
     count, device = len(images), images.device
     # Dirichlet(1, 1, 1) is three exponentials over their sum; Beta(1, 1) is uniform.
     draws = -torch.rand(WIDTH, count, generator=generator, device=device).clamp_min(1e-12).log()

@@ -122,6 +122,17 @@ def corrupt_cycling(images: "Tensor", name: str, first: int, generator: "torch.G
     return copies
 
 
+def corrupt_batch(images: "Tensor", generator: "torch.Generator") -> "Tensor":
+    """Corrupt uint8 (N, 3, H, W) by the extra corruptions, and at severities 1 to 5, in turn."""
+    from sourceward.data.corruptions import EXTRA_CORRUPTIONS
+
+    copies = images.clone()
+    for number, name in enumerate(EXTRA_CORRUPTIONS):
+        rows = slice(number, None, len(EXTRA_CORRUPTIONS))
+        copies[rows] = corrupt_cycling(images[rows], name, number, generator)
+    return copies
+
+
 @dataclass(frozen=True, slots=True)
 class CorruptedImage:
     """A clean image that is corrupted whenever it is read, always in the same way."""

@@ -34,7 +34,7 @@ class Problem:
     domain: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DomainDataset:
     """Labelled samples of several domains.
 
@@ -57,6 +57,10 @@ class DomainDataset:
     targets: tuple[str, ...] = ()
     name: str = ""
     split_by: str = "by the split that the data came with"
+
+    def __repr__(self) -> str:
+        domains, classes = len(self.domain_names), len(self.classes)
+        return f"DomainDataset({len(self):,} of kind {self.kind}, {domains} domains, {classes} classes)"
 
     def __len__(self) -> int:
         return len(self.labels)

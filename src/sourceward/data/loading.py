@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,25 +15,25 @@ from sourceward.data import DomainDataset, decode_images
 from sourceward.data.augment import Augmentation, augment
 from sourceward.data.dataset import split_sources
 from sourceward.data.decode import INTERPOLATIONS, Geometry
-from sourceward.data.feeds import Feed, Inputs, ResidentFeed, unflatten
+from sourceward.data.feeds import Feed, Inputs, ResidentFeed, prepared
 from sourceward.data.stream import DomainBatches, fits_in_memory, in_order, stream_batches
 from sourceward.functional.losses import Batch
+from sourceward.nn.alone import encode_alone
 from sourceward.nn.backbones import Backbone, ImagePreprocessing
 
 
 def rows_per_pass(device: torch.device) -> int:
     """Rows of one backbone pass without training.
 
-    Libraries choose their kernels, and with them the last bits of a sum, by the shape of a batch, and the
-    noise of a chain is keyed by the bits of a feature. On a CPU a sample is therefore alone: its features do
-    not depend on other samples, and cost about as much as in a batch.
+    On a CPU a sample is alone, see `nn.alone`: its features do not depend on other samples, and cost about
+    as much as in a batch.
     """
     return 512 if device.type == "cuda" else 1
 
 
 def rows_per_chunk(device: torch.device) -> int:
     """Rows that are read together, ahead of those that are computed."""
-    return 512 if device.type == "cuda" else 16
+    return 512 if device.type == "cuda" else max(16, 4 * torch.get_num_threads())
 
 
 class StoredSamples(Protocol):
@@ -77,14 +78,14 @@ class Samples(StoredSamples, Protocol):
 class Resident:
     """Rows that live on the device: features, uint8 images, or tokens.
 
-    `normalize` turns rows into what the backbone takes; `augmented` does so for training. `shifted` are rows
-    and labels that serve a single source as negatives.
+    `normalize` turns rows into what the backbone takes; `augmented` does so for training. `change` makes
+    shifted copies of the rows of a training batch, which serve a single source as negatives.
     """
 
     rows: Tensor
     normalize: Callable[[Tensor], Inputs]
     augmented: Callable[[Tensor, torch.Generator], Inputs] | None = None
-    shifted: tuple[Tensor, Tensor] | None = None
+    change: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
     def stored(self, rows: slice) -> Iterator[Tensor]:
         yield from self.rows[rows].split(rows_per_pass(self.rows.device))
@@ -94,18 +95,19 @@ class Resident:
 
     def feed(self, parts: list[slice], labels: Tensor, batch_size: int, seed: int, start: int) -> Feed:
         inputs, own = [self.rows[part] for part in parts], [labels[part] for part in parts]
-        return ResidentFeed(inputs, own, batch_size, self.shifted, self.augmented)
+        return ResidentFeed(inputs, own, batch_size, prepare=self.augmented, change=self.change)
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """Image files decoded by worker processes, a few batches ahead."""
+    """Image files decoded by worker processes, a few batches ahead; `change` as in `Resident`."""
 
     dataset: DomainDataset
     shape: Geometry
     normalize: Callable[[Tensor], Inputs]
     augmented: Callable[[Tensor, torch.Generator], Inputs]
     device: torch.device
+    change: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
     def stored(self, rows: slice) -> Iterator[Tensor]:
         part = self.dataset.select(np.arange(len(self.dataset))[rows])
@@ -122,10 +124,9 @@ class Streamed:
 
         def draw(generator: torch.Generator) -> Batch:
             batch = next(stream)
-            shape = (len(parts), batch_size)
-            images = self.augmented(batch.images.to(self.device, non_blocking=True), generator)
-            inputs: Any = unflatten(images, shape)
-            return Batch(inputs, batch.labels.to(self.device, non_blocking=True).view(shape))
+            own = batch.labels.to(self.device, non_blocking=True).view(len(parts), batch_size)
+            images = batch.images.to(self.device, non_blocking=True)
+            return prepared(images, own, self.augmented, self.change, generator)
 
         return draw
 
@@ -195,14 +196,23 @@ def encode(
     """Features of `rows`, in order; bfloat16 inside the backbone on CUDA."""
     parts: list[Tensor] = []
     done = 0
-    for batch in samples.batches(rows):
-        device = (next(iter(batch.values())) if isinstance(batch, dict) else batch).device
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            parts.append(network(batch).float())
-        done += len(parts[-1])
+    for feature in _encoded(network, samples.batches(rows)):
+        parts.append(feature.float())
+        done += len(feature)
         if advance is not None:
             advance(done)
     return torch.cat(parts)
+
+
+def _encoded(network: Callable[[Any], Tensor], batches: Iterator[Inputs]) -> Iterator[Tensor]:
+    for batch in batches:
+        device = (next(iter(batch.values())) if isinstance(batch, dict) else batch).device
+        if device.type == "cpu":
+            some = [batch, *islice(batches, rows_per_chunk(device) - 1)]
+            yield from encode_alone([(network, one) for one in some])
+        else:
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                yield network(batch)
 
 
 def _tokens(dataset: DomainDataset, backbone: Backbone, device: torch.device) -> Resident:

@@ -69,7 +69,7 @@ def check_settings(
         name = settings.finetune.method
         needs = FINETUNE_METHODS[name].needs
         needs.check(name, sources.kind, len(sources.domain_names), settings.finetune)
-    _check_shifts(sources, backbone, settings, trains)
+    _check_shifts(sources, backbone, settings)
     count = len(sources.domain_names)
     fix = "Leave fewer domains out, or split the data by what will differ: site, camera, year."
     found = f"there {'is' if count == 1 else 'are'} {count}"
@@ -86,17 +86,10 @@ def check_settings(
         raise InputError(f"{backbone.spec} has no early feature maps for `adain`: name other transforms.")
 
 
-def _check_shifts(
-    sources: DomainDataset, backbone: Backbone | None, settings: FitSettings, trains: bool
-) -> None:
+def _check_shifts(sources: DomainDataset, backbone: Backbone | None, settings: FitSettings) -> None:
     """Refuse a single source whose images cannot be corrupted."""
     if backbone is None or not settings.corrupts(sources.kind, len(sources.domain_names)):
         return
-    if trains and settings.recipe == "joint":
-        raise InputError(
-            "With one source, the recipe 'joint' takes negatives from noise only: set `shifts=noise`, or "
-            "leave `recipe=two-stage`."
-        )
     size = getattr(backbone.preprocessing, "size", (SMALLEST_SIDE, SMALLEST_SIDE))
     if min(size) < SMALLEST_SIDE:
         raise InputError(

@@ -45,7 +45,8 @@ ESTIMATOR = (
 
 JOINT_ONLY = (
     "backbone_learning_rate",
-    "backbone_schedule",
+    "energy_schedule",
+    "update_per_source",
     "freeze_batchnorm",
     "evaluate_every",
     "checkpoint_every",
@@ -75,8 +76,10 @@ class FitSettings:
             with Fourier amplitudes mixed toward another source.
         shifts: negatives of a single source: `corruptions` of its images (four that no benchmark tests on;
             noise for other data), or `noise` on its features.
-        backbone_learning_rate, backbone_schedule, freeze_batchnorm, evaluate_every, checkpoint_every: of the
+        backbone_learning_rate, energy_schedule, freeze_batchnorm, evaluate_every, checkpoint_every: of the
             recipe `joint`.
+        update_per_source: update the weights once for each source in every iteration (Algorithm 1), not once
+            for all together (recipe `joint`).
         keep_checkpoints: keep the weights of every validation in RUN/checkpoints (recipe `joint`).
         image_size: side in pixels; that of the weights when None.
         crop_fraction: share of the shorter side that is kept of each image; that of the weights when None.
@@ -108,7 +111,8 @@ class FitSettings:
     fourier_copies: bool = True
     shifts: str = "corruptions"
     backbone_learning_rate: float = BY_RECIPE
-    backbone_schedule: str | None = None
+    energy_schedule: str | None = None
+    update_per_source: bool = False
     freeze_batchnorm: bool = True
     evaluate_every: int | None = None
     checkpoint_every: int = 200
@@ -135,6 +139,11 @@ class FitSettings:
             raise InputError(
                 "The recipe 'joint' has no leave-one-domain-out validation: set `num_steps` to a number and "
                 "`aggregation` to another than 'learned', or leave `recipe=two-stage`."
+            )
+        if self.update_per_source and HEADS[self.head].pooled:
+            raise InputError(
+                f"`update_per_source` sees one source at a time, and head '{self.head}' pools all: set "
+                "`head=prototype`."
             )
         if self.tta not in (AUTO, NONE):
             parse_transforms(self.tta)
@@ -179,7 +188,7 @@ class FitSettings:
             self.train.weight_decay,
             self.train.optimizer,
             self.train.schedule,
-            self.backbone_schedule,
+            self.energy_schedule,
             self.train.average,
             self.freeze_batchnorm,
         )

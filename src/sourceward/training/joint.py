@@ -1,23 +1,33 @@
 """Algorithm 1 from end to end: backbone, heads and energies are trained together, as in the paper."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sourceward._util.devices import Meter
+from sourceward._util.errors import TrainingError
 from sourceward._util.storage import save_tensors
 from sourceward.adaptation.energy import EnergyAdaptation
+from sourceward.data.corrupting import corrupt_batch
 from sourceward.data.loading import SourceData, encode
 from sourceward.nn import Network
 from sourceward.nn.backbones import Backbone
 from sourceward.settings import AdaptSettings
 from sourceward.training.configuration import FitSettings
 from sourceward.training.distillation import distil
+from sourceward.training.learner import flat
 from sourceward.training.loop import Training
 from sourceward.training.run_folder import KEPT, LAST, Context
 from sourceward.training.trainer import Trainer
+
+NORM_BATCH, NORM_BATCHES = 32, 10
+"""Samples of each source in a batch, and batches, from which batch norm statistics are first estimated."""
+
+SAME = 1e-4
+"""Distance of features from their mean, in units of their norm, below which they are all the same."""
 
 
 def train_joint(
@@ -35,13 +45,19 @@ def train_joint(
     if fast and backbone.kind == "image":
         backbone.to(memory_format=torch.channels_last)
     network.reset_parameters(torch.Generator().manual_seed(context.seed))
+    if not settings.freeze_batchnorm:
+        _fit_batchnorm(backbone, data, context.seed)
     _fit_scale(network.eval(), data)
     _fit_centers(network, data)
     parts = settings.train_settings(processes.count)
     options: dict[str, Any] = {"processes": processes, "bf16": fast, "compile": settings.finetune.compile}
+    options["per_source"] = settings.update_per_source
     learner = Trainer(network, settings.loop(), parts, settings.kl_weight, context.seed, **options)
     meter, size = Meter(device), max(1, settings.batch_size // processes.count)
     adapt = settings.adapt().before_learning()
+    samples: Any = data.samples
+    if settings.corrupts(backbone.kind, len(data.train)):
+        samples = replace(samples, change=corrupt_batch)
 
     def scores(current: Network) -> dict[str, Any]:
         _fit_centers(current, data)
@@ -54,7 +70,7 @@ def train_joint(
 
     training = Training(
         learner,
-        lambda start: data.samples.feed(data.train, data.labels, size, learner.seed, start),
+        lambda start: samples.feed(data.train, data.labels, size, learner.seed, start),
         size * len(data.train) * processes.count,
         name="joint",
         checkpoint=context.folder.checkpoint,
@@ -83,9 +99,33 @@ def _features(network: Network, data: SourceData, rows: slice, everything: bool 
     return encode(network.features, data.samples, rows if everything else data.first(rows))
 
 
+@torch.no_grad()
+def _fit_batchnorm(backbone: Backbone, data: SourceData, seed: int) -> None:
+    """Batch norm statistics of the sources, where training will use those of its batches: the scale of the
+    features is fitted once, and statistics of other data or of no data would give another one."""
+    norms = [part for part in backbone.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean of all batches
+    feed = data.samples.feed(data.train, data.labels, NORM_BATCH, seed, 0)
+    generator = torch.Generator(device=data.labels.device).manual_seed(seed)
+    torch.manual_seed(seed)  # of dropout
+    for _ in range(NORM_BATCHES if norms else 0):
+        backbone.train()(flat(feed(generator).feature))
+    for norm, momentum in zip(norms, momenta):
+        norm.momentum = momentum
+
+
 def _fit_scale(network: Network, data: SourceData) -> None:
     """Centre and scale of the source features, before any training."""
-    network.fit_scale(torch.cat([_features(network, data, rows) for rows in data.train]))
+    raw = torch.cat([_features(network, data, rows) for rows in data.train])
+    if (raw - raw.mean(0)).norm(dim=1).mean() <= SAME * raw.norm(dim=1).mean():
+        raise TrainingError(
+            "The backbone's weights give every sample the same features, so they have no scale to train on. "
+            "Start from pretrained weights, raise `image_size`, or use `recipe=two-stage`."
+        )
+    network.fit_scale(raw)
 
 
 def _fit_centers(network: Network, data: SourceData, everything: bool = False) -> None:

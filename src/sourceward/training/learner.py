@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -60,7 +61,7 @@ class Learner:
         self.generator = torch.Generator(device=self.device).manual_seed(self.seed)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         self.iteration = 0
-        self.graph: LossGraph | None = None
+        self.graphs: dict[Any, LossGraph] = {}
         self._capturable = self.device.type == "cuda"  # hundreds of small kernels are one launch
 
     def step(self, feed: Feed) -> Any:
@@ -72,7 +73,11 @@ class Learner:
         raise NotImplementedError
 
     def gradients(
-        self, function: Callable[[Any], tuple[Tensor, Any]], batch: Any, changed: Iterable[Tensor] = ()
+        self,
+        function: Callable[[Any], tuple[Tensor, Any]],
+        batch: Any,
+        changed: Iterable[Tensor] = (),
+        key: Any = None,
     ) -> tuple[Tensor, Any]:
         """`function(batch)`, a loss and what else it tells, with the loss's gradients in place.
 
@@ -80,39 +85,49 @@ class Learner:
         returned is overwritten by the next call.
 
         Args:
-            function: the same one in every call.
+            function: the same one in every call with the same key.
             batch: what it is given.
             changed: tensors beside the network's buffers that it writes to.
+            key: of the function, where there are several.
         """
-        if self.graph is None and self._capturable:
-            self._capture(function, batch, [*self.network.buffers(), *changed])
+        if key not in self.graphs and self._capturable:
+            self._capture(key, function, batch, [*self.network.buffers(), *changed])
         if self.network.backbone is not None:
             torch.manual_seed(self.seed + self.iteration)  # its dropout draws from the global generator
-        if self.graph is not None and not self.graph.fits(batch):
-            self.graph, self._capturable = None, False
-        if self.graph is not None:
-            return self.graph(batch)
+        if key in self.graphs and not self.graphs[key].fits(batch):
+            self.graphs, self._capturable = {}, False
+        if key in self.graphs:
+            return self.graphs[key](batch)
         self.optimizer.zero_grad(set_to_none=True)
         outputs = function(batch)
         outputs[0].backward()
         return outputs
 
-    def _capture(self, function: Callable[..., Any], batch: Any, changed: list[Tensor]) -> None:
+    def _capture(self, key: Any, function: Callable[..., Any], batch: Any, changed: list[Tensor]) -> None:
         """Forward and backward as a CUDA graph; where that cannot be, go on without one."""
         parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         try:
-            self.graph = LossGraph(function, batch, self.generator, parameters, changed)
-        except RuntimeError:  # something in it waits for the device: launch by launch, then
-            self._capturable = False
+            self.graphs[key] = LossGraph(function, batch, self.generator, parameters, changed)
+        except RuntimeError as error:  # something in it waits for the device: launch by launch, then
+            warnings.warn(f"No CUDA graph, training runs launch by launch: {error}", stacklevel=2)
+            self.graphs, self._capturable = {}, False
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
 
     def apply_gradients(self) -> None:
-        """One step of the optimizer, and the average after it."""
+        """One step of the optimizer, which ends the iteration."""
+        self.update()
+        self.advance()
+
+    def update(self) -> None:
+        """One step of the optimizer."""
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * rate(self.iteration / self.loop.max_iter, group["schedule"])
         self.processes.average_gradients(self.network.parameters())
         self.optimizer.step()
+
+    def advance(self) -> None:
+        """End the iteration: its weights join the average."""
         self.iteration += 1
         self._update_average()
 
@@ -213,14 +228,30 @@ def _moving(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
 def _groups(network: nn.Module, loop: LoopSettings) -> list[dict[str, Any]]:
     """Parameters by learning rate and schedule: backbone (psi), energies (theta), the rest (phi)."""
     rates = {"backbone": loop.backbone_learning_rate, "energy": loop.energy_learning_rate}
-    schedules = {"backbone": loop.backbone_schedule or loop.schedule}
+    schedules = {"energy": loop.energy_schedule or loop.schedule}
     groups: dict[tuple[float, str], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
-            part = name.split(".")[0]
+            part = _part(name)
             key = rates.get(part, loop.learning_rate), schedules.get(part, loop.schedule)
             groups.setdefault(key, []).append(parameter)
     return [
         {"params": params, "peak": peak, "lr": peak, "schedule": schedule}
         for (peak, schedule), params in groups.items()
     ]
+
+
+def _part(name: str) -> str:
+    """The part of the network that a parameter belongs to, by name.
+
+    What a training method adds to a backbone starts at random and learns at the rate of the heads, but for a
+    copy of the backbone's own network.
+
+    >>> _part("backbone.network.conv.weight"), _part("backbone.auxiliary.rotation.weight")
+    ('backbone', 'auxiliary')
+    >>> _part("backbone.auxiliary.domain.network.conv.weight")
+    'backbone'
+    """
+    first, *inner = name.split(".")
+    added = first == "backbone" and inner[0] == "auxiliary" and "network" not in inner
+    return "auxiliary" if added else first

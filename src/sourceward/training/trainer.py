@@ -2,18 +2,22 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from sourceward._util.devices import ALONE, Processes
+from sourceward._util.devices import ALONE, Processes, tensor_cores
 from sourceward._util.errors import InputError, TrainingError
+from sourceward._util.graphs import each
 from sourceward.algorithm import objective
 from sourceward.data.feeds import Feed
 from sourceward.functional import Loss, class_centers
 from sourceward.functional.losses import Batch, jitter
 from sourceward.nn import Network, ReplayBuffer
+from sourceward.nn.heads import LinearHead
 from sourceward.settings import PAPER, LoopSettings, TrainSettings, kl_weight_of
 from sourceward.training.learner import CHECK_EVERY, Learner, flat
 
@@ -42,8 +46,10 @@ class Trainer(Learner):
         kl_weight: weight of KL(q(z|d) || p(z|x)) in eq. 10, or `paper`: see `settings.kl_weight_of`.
         seed: of batches, noise and dropout.
         processes: that train together; each draws its own batches, gradients are averaged.
-        bf16: run the backbone in bfloat16; heads and energies stay in float32.
+        bf16: run the backbone in bfloat16; products of heads and energies are then TF32 on CUDA.
         compile: let torch.compile fuse what lies between convolutions, on CUDA; pays for long trainings.
+        per_source: update the weights once for each source in every iteration, as Algorithm 1 does, and not
+            once for all together.
     """
 
     modules = ("network", "average", "replay")
@@ -59,8 +65,10 @@ class Trainer(Learner):
         processes: Processes = ALONE,
         bf16: bool = False,
         compile: bool = False,
+        per_source: bool = False,
     ) -> None:
         super().__init__(network, loop, seed, processes=processes, bf16=bf16)
+        self._products = partial(tensor_cores, bf16 and self.device.type == "cuda")
         self.settings = settings
         self.coefficients = settings.coefficients(kl_weight_of(kl_weight, network.dim))
         self._terms: list[tuple[float, float]] = []
@@ -69,17 +77,23 @@ class Trainer(Learner):
             self._encode = torch.compile(network.features, dynamic=False)
         per_class = settings.replay_size or min(500, math.ceil(3500 / network.classes))  # 500 on PACS
         self.replay = ReplayBuffer(network.sources, network.classes, network.dim, per_class).to(self.device)
+        self.per_source, self._objective = per_source, _Objective(network, self.replay)
 
     def step(self, feed: Feed) -> Loss:
-        """One iteration."""
-        batch = feed(self.generator)
-        _, (loss, feature) = self.gradients(self._losses, batch, self.replay.buffers())
-        loss = Loss(*(part.detach().clone() for part in loss))  # the next replay writes to the same place
-        if self.iteration % CHECK_EVERY == 0:
-            _check(loss, feature, self.iteration)
-            if self.network.backbone is not None:
-                self._check_learning(loss)
-        self.apply_gradients()
+        """One iteration: one update for all sources, or one for each."""
+        batch, losses = feed(self.generator), []
+        for source in range(self.network.sources) if self.per_source else (None,):
+            function = partial(self._losses, source=source)
+            with self._products():
+                _, (loss, feature) = self.gradients(function, batch, self.replay.buffers(), source)
+            losses.append(torch.stack([part.detach() for part in loss]))  # a copy: replays write there again
+            if self.iteration % CHECK_EVERY == 0:
+                _check(loss, feature, self.iteration)
+            self.update()
+        loss = Loss(*torch.stack(losses).mean(0).unbind())
+        if self.iteration % CHECK_EVERY == 0 and self.network.backbone is not None:
+            self._check_learning(loss)
+        self.advance()
         if self.iteration == self.loop.max_iter:
             _check_finite(self.average, self.iteration)
         return loss
@@ -109,17 +123,39 @@ class Trainer(Learner):
                 "`backbone_learning_rate`, or check that labels and samples belong together."
             )
 
-    def _losses(self, batch: Batch) -> tuple[Tensor, tuple[Loss, Tensor]]:
-        """The loss, its parts and the features of a batch."""
+    def _losses(self, batch: Batch, source: int | None = None) -> tuple[Tensor, tuple[Loss, Tensor]]:
+        """The loss of all sources or of one, its parts and the features of its samples."""
+        if source is not None and self.network.sources > 1:
+            batch = self._of_source(batch, source)
         with self.autocast:
             shifted = self._noisy_inputs(batch) if batch.shifted is None else batch.shifted
             batch = batch._replace(feature=_features(self._encode, batch.feature))
             if shifted is not None:
                 batch = self._with_shifted(batch, shifted)
+        part = slice(None) if source is None else slice(source, source + 1)
         if self.network.backbone is not None:
-            self._refresh_centers(batch.feature.detach(), batch.label)
-        loss = objective(self.network, self.replay, batch, self.settings, self.coefficients, self.generator)
+            self._refresh_centers(batch.feature.detach(), batch.label, self.network.centers[part])
+        arguments = batch, self.settings, self.coefficients, self.generator
+        if source is None:
+            loss = self._objective(*arguments)
+        else:
+            own = {name: value[part] for name, value in self._objective.stacked().items()}
+            loss = functional_call(self._objective, own, arguments)
         return loss.total, (loss, batch.feature)
+
+    def _of_source(self, batch: Batch, source: int) -> Batch:
+        """The batch of one source, with inputs of the others as its negatives, one for each chain."""
+        sources, rows = batch.label.shape
+        count = self.settings.chains or rows
+        pick = torch.randint(
+            (sources - 1) * rows, (count,), generator=self.generator, device=batch.label.device
+        )
+        pick = pick + rows * (pick >= source * rows)  # skip the source's own rows
+        own, others = (
+            each(choose, batch.feature)
+            for choose in (lambda x: x[source : source + 1], lambda x: x.flatten(0, 1)[pick])
+        )
+        return Batch(own, batch.label[source : source + 1], others, batch.label.flatten()[pick])
 
     def _noisy_inputs(self, batch: Batch) -> Tensor | None:
         """Inputs of a single source under noise, as negatives; None unless `input_noise` is set."""
@@ -141,16 +177,34 @@ class Trainer(Learner):
         return batch._replace(shifted=feature)
 
     @torch.no_grad()
-    def _refresh_centers(self, feature: Tensor, label: Tensor) -> None:
+    def _refresh_centers(self, feature: Tensor, label: Tensor, stored: Tensor) -> None:
         """Let the stored class centres follow a backbone in training: a batch may lack a class."""
         centers, count = class_centers(feature, label, self.network.classes)
         rate = CENTER_RATE * (count > 0).unsqueeze(-1)
-        self.network.centers.lerp_(centers, rate.to(centers.dtype))
+        stored.lerp_(centers, rate.to(centers.dtype))
 
     def parts(self, loss: Loss) -> dict[str, float]:
         """Terms of the loss for the log, with the energy gap (negatives minus positives)."""
         parts = dict(zip(Loss._fields, torch.stack(list(loss)).tolist()))
         return parts | {"energy_gap": -parts["contrast"]}
+
+
+class _Objective(nn.Module):
+    """`objective` as a module: `functional_call` puts one source's part in the place of what is stacked."""
+
+    def __init__(self, network: Network, replay: ReplayBuffer) -> None:
+        super().__init__()
+        self.network, self.replay = network, replay
+
+    def forward(self, *arguments: Any) -> Loss:
+        return objective(self.network, self.replay, *arguments)
+
+    def stacked(self) -> dict[str, Tensor]:
+        """Tensors with one part for each source, by name."""
+        own = ("network.head.",) if isinstance(self.network.head, LinearHead) else ()
+        prefixes = ("network.energy.", "network.centers", "replay.", *own)
+        found = [*self.named_parameters(), *self.named_buffers()]
+        return {name: value for name, value in found if name.startswith(prefixes)}
 
 
 def _features(encode: Callable[[Any], Tensor], inputs: Any) -> Tensor:
