@@ -130,7 +130,7 @@ class DomainClassifier(nn.Module):
 
     def embed(self, inputs: Any) -> Tensor:
         """Return what each input says about its domain: (batch, embedding)."""
-        return self.project(self.network(inputs).flatten(1).float())
+        return self.project(self.network(inputs).flatten(1).float()).float()
 
     def forward(self, feature: Tensor, domain: Tensor) -> Tensor:
         """Return logits for features (batch, dim) and the embedding of each row's domain."""

@@ -7,6 +7,9 @@ statistics of batch norm and of instance norm, with a mixing weight w for each s
 
 A sample of an unknown domain takes the branches of all sources, and their logits are averaged. The branches
 share every other layer, a linear classifier too, so the mean of the logits is that of the mean features.
+
+The equations agree with a public copy of the authors' layer, which mixes means and variances by weights of
+their own, a softmax of two numbers that starts at one half.
 """
 
 import torch

@@ -21,7 +21,7 @@ def grid_table(results: dict[str, Any]) -> Table:
     rows = []
     for own in methods:
         found = {row["method"]: row for row in own["table"]}
-        rows.append([own["name"], *(mean_text(found.get(key)) for key, _ in columns)])
+        rows.append([own["name"], *(_mean(found.get(key), results) for key, _ in columns)])
     known = {key: results["published"].get(key.split(":")[0], []) for key, _ in columns}
     for backbone in dict.fromkeys(row["backbone"] for own in known.values() for row in own):
         each = [
@@ -38,6 +38,7 @@ def training_table(results: dict[str, Any]) -> Table:
     """Return each training method without adaptation: by target, against the reference, cost, published."""
     methods, reference = results["methods"], results["reference"]
     plain = {own["name"]: _row(own) for own in methods}
+    backbones = sorted({row["backbone"] for own in methods for row in own["published"]})
     targets = [*dict.fromkeys(where for row in plain.values() if row for where in row["targets"])]
     rows = []
     for own in methods:
@@ -45,44 +46,67 @@ def training_table(results: dict[str, Any]) -> Table:
         each = (mean_text(row["targets"].get(where) if row else None) for where in targets)
         against = gain_text(own["against"]) if own["against"] else ""
         ratio = "-" if cost is None else f"{cost['ratio']:.1f} x"
-        beside = ", ".join(f"{r['mean']:.1f} ({r['backbone']})" for r in own["published"]) or "-"
-        rows.append([own["name"], *each, mean_text(row), against, ratio, needs(own), beside])
+        known = {r["backbone"]: r["mean_here"] for r in own["published"] if r["mean_here"] is not None}
+        beside = (f"{known[name]:.1f}" if name in known else "-" for name in backbones)
+        rows.append([own["name"], *each, _mean(row, results), against, ratio, *beside])
     header = ["training method", *short_names(targets).values(), "mean", f"against {reference}"]
-    header += ["cost of an iteration", "needs", "published"]
+    header += ["cost of an iteration", *(f"published, {name}" for name in backbones)]
     caption = (
         f"Without adaptation. Differences to {reference} with a 95 % paired bootstrap interval. Cost: an "
         "iteration alone on the device, in iterations of ERM. Published numbers have their own training and "
         "selection; those of domain_embedding and single_sample are with their own test-time classifiers."
     )
-    means = [row["mean"] if row else 0.0 for row in plain.values()]
+    means = [row["mean"] if row and _is_whole(row, results) else 0.0 for row in plain.values()]
     return Table(header, rows, caption, strong=[means.index(max(means))])
+
+
+def _is_whole(row: dict[str, Any], results: dict[str, Any]) -> bool:
+    """Return whether a row is over as many targets as any: a mean over fewer is of another thing."""
+    return len(row["targets"]) == max(len(r["targets"]) for own in results["methods"] for r in own["table"])
+
+
+def _mean(row: dict[str, Any] | None, results: dict[str, Any]) -> str:
+    """Return the mean over targets; how many there are, where some are missing."""
+    if row is None or _is_whole(row, results):
+        return mean_text(row)
+    count = len(row["targets"])
+    return f"{mean_text(row)} ({count} target{'s' * (count != 1)})"
 
 
 def _row(own: dict[str, Any]) -> dict[str, Any] | None:
     return next((row for row in own["table"] if row["method"] == NONE), None)
 
 
-def needs(own: dict[str, Any]) -> str:
-    """Return what a training method needs.
-
-    >>> needs({"images": True, "sources": 2})
-    'images, 2 sources'
-    """
-    parts = ["images"] if own["images"] else []
-    parts += [f"{own['sources']} sources"] if own["sources"] > 1 else []
-    return ", ".join(parts) or "-"
-
-
 def remarks(results: dict[str, Any]) -> list[str]:
     """Return what failed and what does not apply, each with the reason."""
     groups: dict[tuple[str, str, str], dict[str, None]] = {}
+    applies: dict[str, list[str]] = {}
     for own in results["methods"]:
+        for row in own["table"]:
+            applies.setdefault(row["method"], []).append(own["name"])
         for run in own["failed"]:
             says = "does not apply after" if run.get("unsuitable") else "FAILED after"
             groups.setdefault((run["method"], says, run["reason"]), {})[own["name"]] = None
-    found = [f"{key} {says} {', '.join(names)}: {reason}" for (key, says, reason), names in groups.items()]
+    found = []
+    for (key, says, reason), names in groups.items():
+        few = applies.get(key, []) if says.startswith("does not") else []
+        says, those = ("applies only after", few) if 0 < len(few) < len(names) else (says, [*names])
+        found.append(f"{key} {says} {', '.join(those)}: {reason}")
+    unfinished = [own["name"] for own in results["methods"] if not own["table"] and not own["failed"]]
+    found += [f"No run finished of {', '.join(unfinished)}."] if unfinished else []
     skipped = [f"{name} does not apply: {reason}" for name, reason in results["not_applicable"].items()]
     return [*found, *skipped]
+
+
+def finding(results: dict[str, Any]) -> str:
+    """Return which training methods differ from the reference by more than their intervals."""
+    known = {own["name"]: own["against"] for own in results["methods"] if own["against"]}
+    ahead = [f"{name} ({100 * own['gain']:+.1f})" for name, own in known.items() if own["gain_low"] > 0]
+    behind = [f"{name} ({100 * own['gain']:+.1f})" for name, own in known.items() if own["gain_high"] < 0]
+    return (
+        f"Without adaptation, ahead of {results['reference']} by more than the interval: "
+        f"{', '.join(ahead) or 'none'}; behind: {', '.join(behind) or 'none'}; of {len(known)} methods."
+    )
 
 
 def headline(results: dict[str, Any]) -> str:
@@ -91,7 +115,7 @@ def headline(results: dict[str, Any]) -> str:
         (row["mean"], own["name"], row["label"])
         for own in results["methods"]
         for row in own["table"]
-        if not row["oracle"] and "rows=" not in row["method"]  # of other samples
+        if not row["oracle"] and "rows=" not in row["method"] and _is_whole(row, results)  # same samples
     ]
     if not cells:
         return "No run finished."
@@ -103,7 +127,7 @@ def grid_page(results: dict[str, Any]) -> Page:
     """Return the page of a grid."""
     sections = [
         Section("Every training method under every test-time method", PROTOCOL, [grid_table(results)]),
-        Section("Training methods", "", [training_table(results)]),
+        Section("Training methods", finding(results), [training_table(results)]),
     ]
     footer = [
         f"Run it again: {results['command']}",
@@ -120,5 +144,6 @@ def grid_sections(results: dict[str, Any]) -> Iterator[str | Table]:
     for table in (grid_table(results), training_table(results)):
         yield table
         yield table.caption
+    yield f"{headline(results)} {finding(results)}"
     if remarks(results):
         yield "\n".join(f"- {text}" for text in remarks(results))

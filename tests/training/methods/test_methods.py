@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 from sourceward._util.errors import InputError
 from sourceward.data.augmix import augmix as augmix_copy
 from sourceward.data.feeds import ResidentFeed
+from sourceward.functional.losses import Batch
 from sourceward.nn.backbones import Backbone, create_backbone
 from sourceward.nn.backbones.backbone import ROTATION
 from sourceward.training.finetune import FINETUNE_METHODS, Classifier, FineTuner, FineTuneSettings
@@ -63,6 +64,18 @@ def test_the_loss_is_finite_reproducible_and_trains_every_parameter(name):
     assert torch.equal(loss_of(make(name)), loss)
     if name not in WITHOUT_DRAWS:
         assert not torch.equal(loss_of(make(name), seed=1), loss)
+
+
+@pytest.mark.cuda
+@every
+def test_an_iteration_is_captured_as_a_graph(name):
+    classifier, (images, label, _) = make(name).to("cuda").train(), batch()
+    learner = FineTuner(classifier, FineTuneSettings(method=name), bf16=True)
+    shown = Batch(*(part.unflatten(0, (SOURCES, -1)).cuda() for part in (images, label)))
+    losses = [learner.step(lambda _: shown).item() for _ in range(3)]
+    assert learner.graphs
+    assert np.isfinite(losses).all()
+    assert len({*losses}) == 3
 
 
 @pytest.mark.parametrize("name", [name for name in FINETUNE_METHODS if name != "dson"])  # other norm layers

@@ -9,8 +9,11 @@ from torch.distributions import Normal
 from torch.distributions import kl_divergence as torch_kl
 from torch.nn.functional import cross_entropy
 
+from sourceward.data.augmix import augmix
 from sourceward.nn.auxiliary import DOMAIN_EMBEDDING, SINGLE_SAMPLE
+from sourceward.nn.backbones import create_backbone
 from sourceward.nn.domain_norm import DomainNorm, MixedNorm
+from sourceward.training.finetune import Classifier, FineTuner, FineTuneSettings
 from sourceward.training.methods import adversarial_noise, domain_embedding, entropy, l2a_ot, masf
 from sourceward.training.methods.gradients import reverse_gradient
 from tests.helpers import make_generator
@@ -32,7 +35,7 @@ def test_masf_aligns_soft_labels_of_classes_that_both_domains_have():
     pairs = []
     for domain in (0, 1):
         shared = [c for c in range(4) if present[domain, c] and present[2, c]]
-        pairs.append(np.mean([(kl(p[domain, c], p[2, c]) + kl(p[2, c], p[domain, c])) / 2 for c in shared]))
+        pairs.append(sum((kl(p[domain, c], p[2, c]) + kl(p[2, c], p[domain, c])) / 2 for c in shared) / 4)
     assert masf.soft_confusion(logits, present).item() == pytest.approx(np.mean(pairs), rel=1e-5)
 
 
@@ -94,6 +97,19 @@ def test_entropy_counts_every_class_alike():
     assert found.item() == pytest.approx(np.mean(expected), rel=1e-5)
 
 
+def test_entropy_networks_lie_side_by_side():
+    """Each of them is three linear layers with ReLU between, of the released code's widths."""
+    networks, x = entropy.Networks(5, 2, 3), rows(4, 5)
+    found = networks(x)
+    assert [tuple(weight.shape[1:]) for weight in networks.weights] == [(5, 1024), (1024, 256), (256, 3)]
+    for number in range(2):
+        hidden = x
+        for layer in range(3):
+            weight, bias = networks.weights[layer][number], networks.biases[layer][number]
+            hidden = torch.nn.functional.linear(hidden.relu() if layer else hidden, weight.T, bias[0])
+        torch.testing.assert_close(found[number], hidden)
+
+
 def test_entropy_reverses_and_stops_gradients():
     """The gradient of the backbone: cross-entropy, minus 0.1 and 0.001 of the adversaries', plus 0.05."""
     classifier, (images, label, domain) = make("entropy").eval(), batch()
@@ -106,7 +122,7 @@ def test_entropy_reverses_and_stops_gradients():
     feature = classifier.backbone(images)
     terms = {
         1.0: cross_entropy(classifier.head(feature), label),
-        -0.1: cross_entropy(method.discriminator(feature), domain),
+        -0.1: cross_entropy(method.discriminator(feature)[0], domain),
         -0.001: entropy.balanced_cross_entropy(method.entropy(feature), label, own),
         0.05: entropy.balanced_cross_entropy(method.own(feature), label, ~own),
     }
@@ -114,10 +130,11 @@ def test_entropy_reverses_and_stops_gradients():
     loss = loss_of(classifier)
     torch.testing.assert_close(gradient(loss), expected, rtol=1e-4, atol=1e-7)
     ours = entropy.balanced_cross_entropy(method.own(feature.detach()), label, own)
-    assert torch.equal(
-        torch.autograd.grad(loss, method.own.weight, retain_graph=True)[0],
-        torch.autograd.grad(ours, method.own.weight)[0],
-    )
+    parameters = [*method.own.parameters()]
+    for found, expected in zip(
+        torch.autograd.grad(loss, parameters, retain_graph=True), torch.autograd.grad(ours, parameters)
+    ):
+        assert torch.equal(found, expected)
     x = torch.ones(2, requires_grad=True)
     (3 * reverse_gradient(x, 0.5)).sum().backward()
     assert x.grad.tolist() == [-1.5, -1.5]
@@ -172,6 +189,15 @@ def test_the_sinkhorn_distance_is_that_of_the_best_assignment():
     assert l2a_ot.sinkhorn_distance(first, first).item() < 0.01
     batches = l2a_ot.sinkhorn_distance(torch.stack([first, second]), torch.stack([second, first]))
     assert batches[0].item() == pytest.approx(found, rel=1e-5)
+
+
+def test_sinkhorn_distance_and_augmix_keep_all_digits_under_autocast():
+    first, second, images = rows(6, 8), rows(6, 8, seed=1), rows(2, 3, 16, 16).sigmoid()
+    plain = l2a_ot.sinkhorn_distance(first, second), augmix(images, generator=make_generator())
+    with torch.autocast("cpu", torch.bfloat16):
+        again = l2a_ot.sinkhorn_distance(first, second), augmix(images, generator=make_generator())
+    for one, other in zip(plain, again):
+        assert torch.equal(one, other)
 
 
 def test_l2a_ot_separates_the_players():
@@ -284,8 +310,20 @@ def test_single_sample_is_variational_inference_over_held_out_sources():
         total = total + cross_entropy(
             torch.einsum("bd,bcd->bc", each[target], sampled) / scale, labels[target]
         )
-        losses.append(total + 1e-3 * torch_kl(Normal(*q), Normal(*p)).sum((1, 2)).mean())
+        losses.append(total + 1e-3 / feature.shape[1] * torch_kl(Normal(*q), Normal(*p)).sum((1, 2)).mean())
     expected = torch.stack(losses).mean() + cross_entropy(classifier.head(feature), label)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     stored = network.centers.clone()  # it follows the batches, and is what test samples use
     torch.testing.assert_close(stored, 0.1 * centers.detach(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["single_sample", "domain_embedding", "rotation"])
+def test_networks_that_a_method_adds_learn_at_the_rate_of_the_head(name):
+    settings = FineTuneSettings(method=name, backbone_learning_rate=1e-6, head_learning_rate=1e-2)
+    torch.manual_seed(0)
+    network = Classifier(create_backbone("tiny:conv", weights=None), 128, SOURCES, CLASSES, settings)
+    learner = FineTuner(network, settings)
+    rates = {id(p): group["peak"] for group in learner.optimizer.param_groups for p in group["params"]}
+    for key, parameter in network.named_parameters():
+        pretrained = key.startswith("backbone.") and ".network." in key
+        assert rates[id(parameter)] == (1e-6 if pretrained else 1e-2), key

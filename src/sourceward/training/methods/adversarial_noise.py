@@ -5,8 +5,10 @@ both are trained together, min over the classifier, max over the generator, of t
 clip(x + e g(n) / |g(n)|). It has four 1x1 convolutions of width 20 and a connection around them. Half of a
 batch stays clean; the rest is noisy, two fifths of it by earlier states of the generator (experience replay).
 
-The norm e is 135 for images of 224 pixels with values in [0, 1] (the paper's for ImageNet), 0.35 at each
-value. The clean half and the replay are the paper's; sizes of the shares were not checked against its text.
+The norm e is 135 for images of 224 pixels (released code, bethgelab/game-of-noise), 0.35 at each value, in
+units of [0, 1]; generator and shares of the batch are also those of that code, where the replayed fifth comes
+from two earlier states, here from one. It trains the generator by Adam with a rate of 1e-4, and anew in each
+epoch; here it has the rate of the head.
 """
 
 from typing import Any
@@ -25,7 +27,7 @@ WIDTH, INIT = 20, 0.01
 STRENGTH = 135 / (3 * 224 * 224) ** 0.5
 """Root mean square of the noise, for values in [0, 1]."""
 SHARES = (0.5, 0.3, 0.2)
-"""Clean, noise of the present generator, noise of an earlier one."""
+"""Clean, noise of the present generator, noise of an earlier one: those of the released code."""
 KEPT, EVERY = 10, 100
 """Earlier states that are kept, and iterations between them; ours."""
 

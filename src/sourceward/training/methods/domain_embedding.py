@@ -6,8 +6,9 @@ embedding of some of its samples, and the others are classified among prototypes
 adapter `domain_adaptive` takes the prototype of the target from a batch of its samples.
 
 Loss: cross-entropy of the classifier + that of the domain. The embedding is trained by the second alone, as
-in the paper, where it is trained beforehand; here both are trained together. The linear head reads features
-without a gradient: source validation selects by it.
+in the paper, where it is trained beforehand; here both are trained together. Their code was not found, and
+of the paper only the abstract was read for this: widths, halves of a batch and weights are ours. The linear
+head reads features without a gradient: source validation selects by it.
 """
 
 from typing import Any

@@ -5,12 +5,14 @@ is the cross-entropy on meta-train. One gradient step on it gives new weights of
 which two more losses are taken, on all domains:
 
     global: the symmetrised KL between the class-averaged soft labels softmax(logits of the mean feature / 2)
-            of the meta-test domain and of each meta-train domain, over the classes that both have;
+            of the meta-test domain and of each meta-train domain; a class that one of them lacks counts 0;
     local:  the triplet loss with semi-hard negatives of a metric network's embeddings, margin 10, on a third
             of the batch.
 
-Loss: task + 1.0 global + 0.005 local. As in the released code, the new weights' gradient with respect to the
-old ones is taken to first order, and the gradient of the inner step is clipped to norm 2 for each tensor.
+Loss: task + 1.0 global + 0.005 local. As in the released code (biomedia-mira/masf), the new weights' gradient
+with respect to the old ones is taken to first order, and the gradient of the inner step is clipped to norm 2
+for each tensor. There the task loss and the other two have an Adam optimizer each, with clipped gradients,
+and the metric network a rate of its own; here one optimizer minimises their sum.
 """
 
 from typing import Any
@@ -43,8 +45,7 @@ def soft_confusion(logits: Tensor, present: Tensor) -> Tensor:
     log_p = (logits.float() / TEMPERATURE).log_softmax(-1)
     difference = log_p[:-1] - log_p[-1]
     divergence = 0.5 * (difference * (log_p[:-1].exp() - log_p[-1].exp())).sum(-1)  # KL both ways, halved
-    both = (present[:-1] & present[-1]).to(divergence)
-    return ((divergence * both).sum(-1) / both.sum(-1).clamp_min(1)).mean()
+    return (divergence * (present[:-1] & present[-1])).mean()
 
 
 def semi_hard_triplet(embedding: Tensor, label: Tensor, margin: float = MARGIN) -> Tensor:

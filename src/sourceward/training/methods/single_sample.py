@@ -4,15 +4,19 @@ Each source t in turn is the target, the others are sources. The weights of a cl
 reads the class centres d_s of the sources and one sample x, and a posterior that reads the target's class
 centres d_t. Loss, the mean over t:
 
-    E_q [-log p(y|x, w)] + E_p [-log p(y|x, w)] + 0.001 KL(q(w|d_t) || p(w|d_s, x)).
+    E_q [-log p(y|x, w)] + E_p [-log p(y|x, w)] + 0.001 / dim KL(q(w|d_t) || p(w|d_s, x)).
 
-The second term, the classifier that test samples use, is supervised in the released code as well. The
-adapter `generated_classifier` classifies a sample by the prior's mean, with the class centres of all sources.
+The second term, the classifier that test samples use, is supervised in the released code
+(zzzx1224/SingleSampleGeneralization-ICLR2022) as well; its KL is the other way round, KL(p || q). The adapter
+`generated_classifier` classifies a sample by the prior's mean, with the class centres of all sources.
 
 The prior reads a sample by the channel means of the four stages of its maps, as the released code does. KL
-weight: its 1e-5 of a sum over a batch of 128. Our choices: one draw of the weights for 10, logits divided by
-sqrt(dim), and all sources as the target in each iteration. The linear head reads features without a gradient:
-source validation selects by it.
+weight: its 1e-5 of a sum over a batch of 128, divided by dim: our logits are divided by sqrt(dim), so that
+weights for the same logits are sqrt(dim) times as long, and their KL dim times as large; undivided, the
+cheapest way to lower it is to shrink all features. Our choices: one draw of the weights for 10, a standard
+deviation of 0.1 or more, class centres of the batch for those of ten more images of each class, and all
+sources as the target in each iteration. The linear head reads features without a gradient: source validation
+selects by it.
 """
 
 from typing import Any
@@ -54,7 +58,7 @@ def held_out_loss(
     fits = cross_entropy(classify(feature, posterior.sample(generator)), label)
     fits = fits + cross_entropy(classify(feature, prior.sample(generator)), label)
     wide = Gaussian(*(part.expand_as(prior.mean) for part in posterior))
-    return fits + KL_WEIGHT * kl_divergence(wide, prior).sum(-1).mean()
+    return fits + KL_WEIGHT / feature.shape[1] * kl_divergence(wide, prior).sum(-1).mean()
 
 
 @FINETUNE_METHODS.register("single_sample")
