@@ -11,6 +11,7 @@ from sourceward.bench.experiments import EXPERIMENTS, Context, list_experiments
 from sourceward.bench.experiments.base import known_as
 from sourceward.bench.experiments.reproduce import reproduce
 from sourceward.bench.experiments.scores import Scores, published_row
+from sourceward.bench.protocol.methods import parse_methods
 from sourceward.bench.protocol.training import Training
 from sourceward.bench.published import published, targets_of
 from sourceward.data import open_dataset
@@ -289,3 +290,15 @@ def test_scores_are_means_of_targets_and_seeds():
     table = scores.table("x", {"b": "a"})
     assert table.header == ["x", "x", "y", "mean", "difference"]
     assert table.rows[0] == ["a", "45.0 ± 7.1", "95.0 ± 7.1", "70.0 ± 7.1", ""]
+
+
+def test_only_the_model_in_use_keeps_its_inputs(tmp_path):
+    settings = {**TINY, "image_size": 16}
+    training = Training(settings, "cpu", True, "tiny:conv", None, True)
+    own = context(str(image_folder(tmp_path / "images")), tmp_path / "out", training=training)
+    (method,) = (one for one in parse_methods(["batchnorm"]) if one.name == "batchnorm")
+    kept = []
+    for case in own.cases():
+        case.checkpoint.predict(method, case.part)
+        kept.append([len(model._prepared) for model in own.loaded.values()])
+    assert kept == [[1], [0, 1], [0, 0, 1]]

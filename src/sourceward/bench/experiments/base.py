@@ -78,6 +78,7 @@ class Context:
         num_steps: of adaptation, where the experiment does not vary them.
         small: fewer points, for a first look and for tests.
         models: folder of trained models, which experiments may share; `models` below `out` when None.
+        loaded: models with the features computed so far, which experiments of one process may share.
     """
 
     data: tuple[str | DomainDataset, ...]
@@ -88,6 +89,7 @@ class Context:
     num_steps: int = 20
     small: bool = False
     models: Path | None = None
+    loaded: dict[Path, Checkpoint] = field(default_factory=dict)
 
     def datasets(self) -> Iterator[tuple[str, DomainDataset]]:
         """Yield the name and the content of each dataset."""
@@ -120,7 +122,12 @@ class Context:
         """Train, or load what was trained before."""
         key = key_of([code_version(), dataset.fingerprint(), training.identity(), left_out, seed])[:10]
         folder = (self.models or self.out / "models") / f"{name}-{'-'.join(left_out)[:60]}-{seed}-{key}"
-        return train(dataset, training, left_out, seed, folder)
+        for known, other in self.loaded.items():
+            if known != folder:
+                other.drop_inputs()
+        if folder not in self.loaded:
+            self.loaded[folder] = train(dataset, training, left_out, seed, folder)
+        return self.loaded[folder]
 
     def published(self, table: str, dataset: DomainDataset | None = None) -> list[Published]:
         """Return published rows for this data; none where the paper has other data."""

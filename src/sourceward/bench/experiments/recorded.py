@@ -25,6 +25,7 @@ from sourceward.validation.expected_gain import (
     PRIOR_SD,
     accuracy_interval,
     domain_interval,
+    gain_of_changes,
 )
 
 AUTO = "ebtsa:num_steps=auto"
@@ -42,7 +43,9 @@ def recorded_runs(root: Path) -> list[dict[str, Any]]:
             measured = methods[AUTO]["accuracy"] - methods["none"]["accuracy"] if AUTO in methods else None
             where = {"file": str(file.parent), "data": run["data"], "target": run["target"]}
             known = {"per_source": gain["per_source"], "adapts": gain["adapts"], "tta": gain.get("tta")}
-            found.append(where | {"seed": run["seed"], **known, "measured": measured})
+            share = methods.get(AUTO, {}).get("changed")
+            here = {"changed": gain.get("changed"), "changed_here": share, "rows": run["target_rows"]}
+            found.append(where | {"seed": run["seed"], **known, "measured": measured, **here})
     return found
 
 
@@ -136,6 +139,25 @@ def decide(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def with_unlabeled_rows(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return how far off the gain is that the share of changed labels lets expect, where it was recorded."""
+    known = [run for run in runs if run["adapts"] and run["changed"] and run["changed_here"] is not None]
+    if not known:
+        return None
+    measured, expected, found = np.array([run["measured"] for run in known]), [], []
+    for run in known:
+        gains, changed = (np.array([*run[key].values()]) for key in ("per_source", "changed"))
+        expected.append(gains.mean())
+        found.append(gain_of_changes(gains, np.maximum(changed, 1e-9), run["changed_here"], run["rows"]))
+    gain, low, high = np.array(found).T
+    return {
+        "runs": len(known),
+        "expected_minus_measured": float(np.abs(expected - measured).mean()),
+        "estimated_minus_measured": float(np.abs(gain - measured).mean()),
+        "interval_holds": float(((low <= measured) & (measured <= high)).mean()),
+    }
+
+
 def main() -> None:
     """Read benches below a folder, write one file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -150,6 +172,7 @@ def main() -> None:
         "versions": versions(),
         "prior": {"sets": len(sets), "dof": dof, "sd": scale, "used": [PRIOR_DOF, PRIOR_SD]},
         "decision": decide(runs),
+        "with_unlabeled_rows": with_unlabeled_rows(runs),
         "accuracy": check_accuracy(accuracy_sets(given.root)),
     }
     write_whole(given.out, json.dumps(numbers, indent=1) + "\n")

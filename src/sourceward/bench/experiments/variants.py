@@ -11,6 +11,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     BASE: {},
     "learning rates of heads x 10": {"learning_rate": 1e-3, "energy_learning_rate": 1e-3},
     "learning rate of the backbone x 5": {"backbone_learning_rate": 5e-5},
+    "one update for all sources": {"update_per_source": False},
     "batch norm trained": {"freeze_batchnorm": False},
     "moving average of weights": {"train.average": 0.98},
     "KL weight 0.01": {"kl_weight": 0.01},
