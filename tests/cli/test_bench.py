@@ -6,8 +6,10 @@ import sys
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from sourceward.bench.protocol.provenance import command
+from sourceward.cli.main import build_app
 from tests.helpers import make_domains
 from tests.tiny_runs import FINETUNE, NAMED, TINY, image_folder, text_table
 
@@ -102,3 +104,20 @@ def test_training_methods_are_a_grid(tmp_path):
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
     assert "'cutmix' needs images, but the data holds texts" in refused.stderr
     assert not (tmp_path / "texts").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "others"),
+    [
+        ("speed", "--only", "--adapters"),
+        ("predict", "--only", "--device"),
+        ("serve", "RUN INPUT", "--only"),
+        ("drift", "--backbone", "--steps"),
+    ],
+)
+def test_commands_of_two_words_have_their_own_help(name, own, others):
+    done = CliRunner().invoke(build_app(), ["bench", name, "--help"], env={"COLUMNS": "120"})
+    assert done.exit_code == 0
+    assert f"bench {name} [OPTIONS]" in done.output
+    assert own in done.output
+    assert others not in done.output

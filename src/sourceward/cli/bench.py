@@ -56,15 +56,8 @@ Steps = Annotated[
 ]
 Selection = Annotated[str, typer.Option(help="source, last, or oracle (looks at the target).")]
 Engine = Annotated[str, typer.Option(help="local, or ray for a cluster (RAY_ADDRESS).")]
-Jobs = Annotated[int, typer.Option(help="Processes on this machine.")]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="`bench speed`, `predict`, `serve` or `drift` in seconds, to try it.")
-]
-Only = Annotated[
-    str,
-    typer.Option(
-        help="Sections, by comma, of `bench speed` (or prediction, training) and of `bench predict`."
-    ),
+Jobs = Annotated[
+    int, typer.Option(help="Processes on this machine; 0 writes the results of the finished runs.")
 ]
 
 
@@ -86,43 +79,18 @@ def bench(
     option: Option = None,
     device: Device = "auto",
     threads: Threads = None,
-    quick: Quick = False,
-    only: Only = "",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train on all domains but one and evaluate every adapter on that one, for each domain and seed.
 
-    Four others: `bench speed` measures the cost of adaptation on this machine, `bench predict` that of
-    predicting large data, `bench serve` the load that the server holds, and `bench drift DATA...` how often
-    `sourceward drift` alarms.
+    Four others have a help of their own: `bench speed` measures the cost of adaptation on this machine,
+    `bench predict` that of predicting large data, `bench serve` the load that the server holds, and
+    `bench drift DATA...` how often `sourceward drift` alarms.
 
     Run the same command again after a kill: finished runs are not computed again. Exit code 3: some runs
     failed; the output says which and why.
     """
-    if data == ["speed"]:
-        from sourceward.cli.bench_speed import bench_speed
-
-        bench_speed(out, device, json, quick, only)
-        return
-    if data == ["predict"]:
-        from sourceward.cli.bench_predict import bench_predict
-
-        bench_predict(out, json, quick, only)
-        return
-    if data[0] == "serve":
-        from sourceward.cli.bench_serve import bench_serve
-
-        bench_serve(data[1:], out, json, quick)
-        return
-    if data[0] == "drift":
-        from sourceward.cli.bench_drift import bench_drift
-
-        wanted, options = [name for name in targets.split(",") if name], reader_options(option)
-        bench_drift(data[1:], out, wanted, backbone, weights, options, json, quick)
-        return
-    if only:
-        raise InputError(f"Expected `--only` after `bench speed`, but got it for {' '.join(data)}.")
     from sourceward.bench.protocol.methods import parse_methods
     from sourceward.bench.protocol.plan import Plan
     from sourceward.bench.protocol.training import Training
@@ -138,13 +106,16 @@ def bench(
         tuple(reader_options(option).items()),
     )
     results = _run(plan, out, methods, engine, jobs, None if json or quiet else print_run)
+    parts = results["methods"] if methods else [results]
+    unfinished = sum(part["unfinished"] for part in parts)
     if json:
         typer.echo(jsonlib.dumps(results))
     elif not quiet:
         (show_grid if methods else show)(results, wide_console())
+        if unfinished:
+            typer.echo(f"Not finished, or not applicable: {unfinished} runs. `--jobs 1` computes them.")
         typer.echo(f"`sourceward report {out}` makes a page of it.")
-    lost = [run for own in results["methods"] for run in own["failed"]] if methods else results["failed"]
-    if any(not run.get("unsuitable") for run in lost):
+    if any(not run.get("unsuitable") for part in parts for run in part["failed"]):
         raise typer.Exit(FAILED)
 
 

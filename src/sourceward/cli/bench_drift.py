@@ -4,26 +4,40 @@ import json as jsonlib
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from sourceward._util.errors import InputError
-from sourceward.cli.options import wide_console
+from sourceward.cli.options import (
+    Backbone,
+    Json,
+    Option,
+    Out,
+    Quick,
+    Targets,
+    Weights,
+    reader_options,
+    wide_console,
+)
+
+DriftData = Annotated[list[str], typer.Argument(metavar="DATA...", help="Feature files, or images or texts.")]
 
 
 def bench_drift(
-    data: list[str],
-    out: Path,
-    targets: list[str],
-    backbone: str | None,
-    weights: Any,
-    option: dict[str, Any],
-    json: bool,
-    quick: bool,
+    data: DriftData,
+    out: Out,
+    targets: Targets = "",
+    backbone: Backbone = None,
+    weights: Weights = "default",
+    option: Option = None,
+    quick: Quick = False,
+    json: Json = False,
 ) -> None:
-    """Measure on each dataset, write DIR/results.json, print a table."""
+    """Measure how often `sourceward drift` alarms: on windows of the sources, and on unseen domains.
+
+    Images and texts need --backbone. Writes OUT/results.json.
+    """
     from dataclasses import asdict
 
     from sourceward._util.storage import open_folder, write_whole
@@ -33,16 +47,13 @@ def bench_drift(
     from sourceward.data import open_dataset
     from sourceward.nn.backbones import create_backbone
 
-    if not data:
-        raise InputError(
-            "Expected data after `bench drift`: feature files, or images or texts and --backbone."
-        )
     plan, start, rows = DriftPlan(references=2, images=60) if quick else DriftPlan(), time.monotonic(), []
     open_folder(out)
     for name in data:
-        dataset = open_dataset(name, **option)
+        dataset = open_dataset(name, **reader_options(option))
         body = None if dataset.kind == "features" else create_backbone(backbone or "", weights=weights)
-        chosen = targets or dataset.targets or dataset.domain_names
+        named = [name for name in targets.split(",") if name]
+        chosen = named or dataset.targets or dataset.domain_names
         for row in measure(dataset, chosen, plan, body):
             rows.append({"data": Path(name.partition(":")[2] or name).name, **row})
     results = {

@@ -4,13 +4,20 @@ import json as jsonlib
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from sourceward.cli.options import Json, Out, Quick
 
-def bench_predict(out: Path, json: bool, quick: bool, only: str) -> None:
-    """Measure features, images or both; write DIR/<section>.json."""
+Only = Annotated[str, typer.Option(help="features, images, or both by comma; both by default.")]
+
+
+def bench_predict(out: Out, only: Only = "", quick: Quick = False, json: Json = False) -> None:
+    """Measure the cost of predicting large data, Parquet to Parquet, on this machine.
+
+    Rows a second and memory, the same files after a kill, and with Ray workers. Writes OUT/SECTION.json.
+    """
     from sourceward._util.storage import open_folder, write_whole
     from sourceward.bench.large import QUICK, LargePlan, measure_large
     from sourceward.bench.protocol.provenance import command, versions

@@ -6,15 +6,24 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from sourceward._util.errors import InputError
+from sourceward.cli.options import Json, Out, Quick
+
+ServedData = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RUN INPUT...]", help="A model folder and files; random ones by default."),
+]
 
 
-def bench_serve(data: list[str], out: Path, json: bool, quick: bool) -> None:
-    """Load a server of a model folder, or of MobileNetV2 with random weights; write DIR/results.json."""
+def bench_serve(out: Out, data: ServedData = None, quick: Quick = False, json: Json = False) -> None:
+    """Measure the load that `sourceward serve` holds on this machine, for ten minutes.
+
+    The server has a model folder, or MobileNetV2 with random weights. Writes OUT/results.json.
+    """
     import numpy as np
 
     from sourceward._util.storage import open_folder, write_whole
@@ -22,6 +31,7 @@ def bench_serve(data: list[str], out: Path, json: bool, quick: bool) -> None:
     from sourceward.bench.protocol.provenance import command, versions
     from sourceward.deploy.server_load import LoadPlan, measure_load
 
+    data = data or []
     if len(data) == 1:
         raise InputError("Expected a model folder and files after `bench serve`, or neither of them.")
     plan = LoadPlan(minutes=1 / 3, samples=8, probe_seconds=2.0, hold_seconds=4.0) if quick else LoadPlan()

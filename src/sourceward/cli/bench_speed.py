@@ -4,18 +4,35 @@ import json as jsonlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from sourceward.cli.options import wide_console
+from sourceward.cli.options import Device, Json, Out, Quick, Threads, wide_console
+
+Only = Annotated[
+    str,
+    typer.Option(
+        help="Sections, or the groups costs, prediction and training, by comma; all by default. A wrong name "
+        "lists them."
+    ),
+]
 
 
-def bench_speed(out: Path, device: str, json: bool, quick: bool, only: str = "") -> None:
-    """Measure, write DIR/<device>.json, print tables. A selection of sections has a file of its own: every
-    number in a file comes from its command."""
+def bench_speed(
+    out: Out,
+    only: Only = "",
+    device: Device = "auto",
+    threads: Threads = None,
+    quick: Quick = False,
+    json: Json = False,
+) -> None:
+    """Measure the cost of adaptation on this machine beside that of its backbone; with random weights.
+
+    Writes OUT/DEVICE.json, and the tables as Markdown beside it. A selection of sections has a file of its
+    own: every number in a file comes from its command.
+    """
     import torch
 
     from sourceward._util.devices import choose_device

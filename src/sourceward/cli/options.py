@@ -1,6 +1,7 @@
 """Options that several subcommands share."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -88,6 +89,8 @@ NumSteps = Annotated[
         "test-time augmentation unless --tta names it."
     ),
 ]
+Out = Annotated[Path, typer.Option(help="Folder for the results.")]
+Quick = Annotated[bool, typer.Option("--quick", help="In seconds, to try it; its numbers mean nothing.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print neither progress bars nor a summary.")]
 
 

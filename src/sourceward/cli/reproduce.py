@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,14 +28,19 @@ from sourceward.cli.options import (
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="An experiment: see `sourceward list experiments`.")],
+    name: Annotated[
+        str, typer.Argument(help="An experiment, or several by comma: see `sourceward list experiments`.")
+    ],
     data: Annotated[
         list[str],
         typer.Option(metavar="DATA...", help="Feature files, or images or texts; several may follow."),
     ],
     more: Annotated[list[str] | None, typer.Argument(metavar="DATA", hidden=True)] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for results.json and figures; reproduce/NAME if not given.")
+        Path | None,
+        typer.Option(
+            help="Folder for results.json and figures; OUT/NAME for several, reproduce/NAME if not given."
+        ),
     ] = None,
     targets: Targets = "",
     seeds: Seeds = "0",
@@ -62,11 +68,17 @@ def reproduce(
     from sourceward.bench.protocol.training import Training
     from sourceward.report.figures import save_figure
 
-    EXPERIMENTS[name]  # the error for an unknown one names the nearest
+    names = name.split(",")
+    for one in names:
+        EXPERIMENTS[one]  # the error for an unknown one names the nearest
+    folders = {one: out or Path("reproduce") / one for one in names}
+    if len(names) > 1:
+        out = out or Path("reproduce")
+        folders, models = {one: out / one for one in names}, models or out / "models"
     training = Training(training_settings(settings), device, True, backbone, weights, freeze, preset)
-    context = Context(
+    shared = Context(
         (*data, *(more or ())),
-        out or Path("reproduce") / name,
+        folders[names[0]],
         seed_numbers(seeds),
         tuple(target for target in targets.split(",") if target),
         training,
@@ -74,14 +86,16 @@ def reproduce(
         small,
         models,
     )
-    results = run(name, context, command(sys.argv), lambda d, path: save_figure(d.panels, d.size, path))
-    if json:
-        typer.echo(jsonlib.dumps(results, default=str))
-    elif not quiet:
-        show(results, wide_console())
-        drawn = len(results["figures"])
-        typer.echo(f"In {context.out}: results.json, {drawn} figure{'s' * (drawn != 1)} (.svg, .png).")
-        typer.echo(f"`sourceward report {context.out}` makes a page of it.")
+    for one, folder in folders.items():
+        context = replace(shared, out=folder)
+        results = run(one, context, command(sys.argv), lambda d, path: save_figure(d.panels, d.size, path))
+        if json:
+            typer.echo(jsonlib.dumps(results, default=str))
+        elif not quiet:
+            show(results, wide_console())
+            drawn = len(results["figures"])
+            typer.echo(f"In {folder}: results.json, {drawn} figure{'s' * (drawn != 1)} (.svg, .png).")
+            typer.echo(f"`sourceward report {folder}` makes a page of it.")
 
 
 def show(results: dict[str, Any], console: Console) -> None:

@@ -13,7 +13,7 @@ from sourceward.bench.protocol.plan import Plan
 from sourceward.bench.protocol.training import Training
 from sourceward.bench.published import published_beside
 from sourceward.report.document import document
-from sourceward.report.grid import grid_page, grid_table, training_table
+from sourceward.report.grid import finding, grid_page, grid_table, training_table
 from sourceward.report.page import render
 from sourceward.training.configuration import settings_for
 from sourceward.training.methods import list_methods
@@ -90,6 +90,55 @@ def test_a_second_command_computes_what_is_missing(done, folder):
     assert {run["trained_by"] for run in new if "failed" not in run} == {"mixup"}
     first, again = before["methods"][0]["table"], after["methods"][0]["table"]
     assert [row["mean"] for row in first] == [row["mean"] for row in again]
+
+
+def test_finished_runs_of_a_stopped_grid_are_summarised(folder, tmp_path):
+    bench_methods(plan(folder), ["erm"], tmp_path)
+    bench_methods(plan(folder, targets=("b",)), ["mixup"], tmp_path)
+    new = []
+    results = bench_methods(plan(folder), ["erm", "mixup", "cutmix"], tmp_path, workers=0, on_run=new.append)
+    assert not new
+    erm, mixup, cutmix = (own["unfinished"] for own in results["methods"])
+    assert erm < mixup < cutmix
+    results = {"command": "sourceward bench images --jobs 0", **results}
+    rows = {row[0]: row for row in grid_table(results).rows}
+    assert "targets" not in rows["erm"][1]
+    assert rows["mixup"][1].endswith("(1 target)")
+    assert rows["cutmix"][1:] == ["-"] * (len(rows["erm"]) - 1)
+    assert training_table(results).strong == [0]
+    page = grid_page(results)
+    assert "No run finished of cutmix." in page.notes
+    assert "mixup" not in page.headline  # a mean over fewer targets is of another thing
+
+
+def test_inputs_of_a_part_are_prepared_once_for_all_adapters(folder, tmp_path, monkeypatch):
+    from sourceward.bench.protocol import checkpoint
+
+    sizes, original = [], checkpoint.prepare_samples
+
+    def counted(dataset, *args, **kwargs):
+        sizes.append(len(dataset))
+        return original(dataset, *args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "prepare_samples", counted)
+    adapters = parse_methods(["tta", "batchnorm", "tent"])
+    bench_methods(plan(folder, methods=adapters, targets=("b",)), ["erm"], tmp_path)
+    assert sizes[0] == 18  # the target, and the validation rows of each of two sources
+    assert len(sizes) == 3
+
+
+def test_images_are_decoded_before_several_processes_need_them(folder, monkeypatch, tmp_path):
+    from sourceward.data import decode, open_dataset
+    from sourceward.data.loading import image_geometry
+    from sourceward.nn.backbones import create_backbone
+
+    monkeypatch.setenv("SOURCEWARD_CACHE", str(tmp_path))
+    training, data = plan(folder).training, open_dataset(folder)
+    training.prepare(data)
+    monkeypatch.setattr(decode, "_decode_all", None)  # nothing is left to decode
+    shape = image_geometry(create_backbone("tiny:conv", weights=None, image_size=16).preprocessing)
+    sources = data.without(["b"])
+    assert decode.decode_images(sources, shape).shape == (len(sources), 3, 16, 16)
 
 
 def test_swad_averages_and_the_others_do_not():
@@ -170,13 +219,19 @@ def test_the_grid_is_a_page_and_markdown(done):
     assert table.rows[-1][table.header.index("t3a")] == "81.4"
     column = table.header.index("generated_classifier")
     assert [row[column] for row in table.rows[:2]] == ["-", "-"]
+    results["methods"][1]["published"] = [{"backbone": "resnet50", "mean_here": 88.1}]
     trained = training_table(results)
+    assert [row[-1] for row in trained.rows] == ["-", "88.1", "-"]
     assert trained.rows[0][trained.header.index("cost of an iteration")] == "1.0 x"
     html = render(grid_page(results))
-    assert "generated_classifier does not apply after erm, swad: " in html
+    assert "generated_classifier applies only after single_sample: This adapter needs" in html
     assert "Best of" in html
     markdown = document("results", {"results/grid": results})
     assert "| accuracy, % | no adaptation |" in markdown
     assert "| training method | b | c | mean | against erm |" in markdown
+    against = [None, {"gain": 0.02, "gain_low": 0.01, "gain_high": 0.03}]
+    against.append({"gain": -0.02, "gain_low": -0.05, "gain_high": 0.01})
+    results["methods"] = [own | {"against": one} for own, one in zip(results["methods"], against)]
+    assert finding(results).endswith("than the interval: swad (+2.0); behind: none; of 2 methods.")
     results["methods"] = [own | {"table": [], "failed": []} for own in results["methods"]]
     assert "No run finished" in grid_page(results).headline

@@ -36,6 +36,8 @@ def test_a_part_of_the_rows_is_compared_on_those_rows(done):
         assert np.sum(part["confusion"]) == 9
         assert part["saved"] + part["lost"] <= 9
         assert part["gain"] == pytest.approx((part["saved"] - part["lost"]) / 9)
+        assert part["saved"] + part["lost"] <= round(9 * part["changed"]) <= 9
+        assert run["methods"]["none"]["changed"] == 0
         whole = run["methods"]["t3a:rows=999"]
         assert "rows" not in whole
         assert whole["accuracy"] == run["methods"]["t3a"]["accuracy"]

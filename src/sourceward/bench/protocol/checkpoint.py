@@ -61,7 +61,8 @@ class Checkpoint:
     info: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     _controls: dict[str, tuple[Classifier, np.ndarray, float]] = field(default_factory=dict)
-    _prepared: tuple[Part, Any] | None = None
+    _parts: dict[str, Part] = field(default_factory=dict)
+    _prepared: list[tuple[Part, Any]] = field(default_factory=list)
     _copies: tuple[Part, list[CopyFeatures]] | None = None
 
     @property
@@ -78,8 +79,10 @@ class Checkpoint:
         return np.array([self.data.classes.index(name) for name in self.model.classes])
 
     def part(self, domain: str) -> Part:
-        """Return all samples of one domain."""
-        return self._encoded(self.data.of_domains([domain]))
+        """Return all samples of one domain; encoded once."""
+        if domain not in self._parts:
+            self._parts[domain] = self._encoded(self.data.of_domains([domain]))
+        return self._parts[domain]
 
     def _encoded(self, dataset: DomainDataset) -> Part:
         return Part(dataset, dataset_features(self.model, dataset, False))
@@ -142,14 +145,21 @@ class Checkpoint:
         return in_order(adapter(self.network, inputs), order)
 
     def _stream(self, part: Part, order: np.ndarray) -> Iterator[Any]:
-        """Return the backbone's inputs in batches; kept for the next adapter."""
+        """Return the backbone's inputs in batches; kept for the next adapter, those of a target and of the
+        validation rows of each source."""
         if self.model.backbone is None:
             return iter(())  # the adapter itself says what it lacks
-        if self._prepared is None or self._prepared[0] is not part:
-            self._prepared, dataset = None, part.dataset.select(order)
+        samples = next((samples for known, samples in self._prepared if known is part), None)
+        if samples is None:
+            del self._prepared[: max(0, len(self._prepared) - len(self.sources))]
+            dataset = part.dataset.select(order)
             samples = prepare_samples(dataset, self.model.backbone, self.model.device, show=False)
-            self._prepared = part, samples
-        return self._prepared[1].batches(slice(0, len(order)))
+            self._prepared.append((part, samples))
+        return samples.batches(slice(0, len(order)))
+
+    def drop_inputs(self) -> None:
+        """Free the backbone's inputs, which may be gigabytes on the device; features stay."""
+        self._prepared.clear()
 
     def settings(self, num_steps: int | str = AUTO, **options: Any) -> AdaptSettings:
         """Return test-time settings with some changed; `auto` are those that validation chose."""

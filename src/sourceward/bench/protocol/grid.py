@@ -139,6 +139,7 @@ def bench_methods(
             "published": published_beside(name, targets),
             "table": found["table"],
             "failed": found["failed"],
+            "unfinished": found["unfinished"],
         }
         for (name, own), found in zip(prepared.items(), results)
     ]

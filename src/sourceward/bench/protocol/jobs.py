@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from sourceward.adaptation.base import Unsuitable
 from sourceward.bench.protocol.checkpoint import Checkpoint, Part
@@ -86,6 +87,7 @@ class Job:
 
 def run_job(job: Job) -> list[dict[str, Any]]:
     """Return the runs of a job, finished or failed; one that fails leaves the others alone."""
+    torch.cuda.empty_cache()  # of the job before: others share the device
     try:
         data = job.data if isinstance(job.data, DomainDataset) else _open(job.data, job.options)
         name = "-".join(

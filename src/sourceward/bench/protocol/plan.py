@@ -70,7 +70,7 @@ class Prepared:
 
     def results(self, failed: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the results, ready for JSON."""
-        plan, kind = self.plan, next(iter(self.named.values())).kind
+        plan, kind, runs = self.plan, next(iter(self.named.values())).kind, self.runs()
         return {
             "kind": "bench",
             "format": FORMAT,
@@ -79,7 +79,8 @@ class Prepared:
             "selection": plan.selection,
             "versions": versions() | {"code": self.folder.configuration["code"]},
             "classes": {name: list(dataset.classes) for name, dataset in self.named.items()},
-            **summarize(plan, self.jobs, self.runs(), failed, self.labels()),
+            "unfinished": sum(len(job.pairs()) for job in self.jobs) - len(runs) - len(failed),
+            **summarize(plan, self.jobs, runs, failed, self.labels()),
         }
 
 
@@ -92,7 +93,7 @@ def bench(
         plan: what to run.
         out: folder of runs and models; runs found there are not computed again.
         engine: `local` or `ray`.
-        workers: processes on this machine.
+        workers: processes on this machine; 0 returns the results of the finished runs.
         on_run: called with each new run, finished or failed.
     """
     check_engine(engine)
@@ -133,7 +134,13 @@ def prepare(plan: Plan, out: str | Path) -> Prepared:
 def run_all(
     prepared: Sequence[Prepared], engine: str, workers: int, on_run: OnRun | None
 ) -> list[list[dict[str, Any]]]:
-    """Compute and store the missing runs of several plans; return those that failed, for each plan."""
+    """Compute and store the missing runs of several plans; return those that failed, for each plan.
+
+    The plans share data and backbone. With 0 workers nothing is computed.
+    """
+    failed: list[list[dict[str, Any]]] = [[] for _ in prepared]
+    if engine == "local" and workers == 0:
+        return failed
     waiting = [
         (place, left)
         for place, own in enumerate(prepared)
@@ -142,10 +149,8 @@ def run_all(
     ]
     if workers > 1 and waiting:
         with suppress(Exception):  # a worker will report what is wrong, and the rest goes on
-            for own in prepared:
-                for dataset in own.named.values():
-                    own.plan.training.prepare(dataset)
-    failed: list[list[dict[str, Any]]] = [[] for _ in prepared]
+            for dataset in prepared[0].named.values():
+                prepared[0].plan.training.prepare(dataset)
     for number, outcome in run_jobs(run_job, [job for _, job in waiting], engine, workers):
         place, job = waiting[number]
         if isinstance(outcome, BaseException):

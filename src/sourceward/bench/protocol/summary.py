@@ -207,7 +207,9 @@ def _numbers(run: Run, none: Run, label: np.ndarray) -> dict[str, Any]:
     if "rows" in run["numbers"]:
         numbers["rows"] = len(run["numbers"]["rows"])
     right, unadapted = _right(run, none, label)
-    return numbers | _gain(right.astype(int) - unadapted) | {"run": run["key"]}
+    own, rows = run["numbers"], run["numbers"].get("rows", slice(None))
+    changed = float((np.asarray(own["predicted"]) != np.asarray(none["numbers"]["predicted"])[rows]).mean())
+    return numbers | _gain(right.astype(int) - unadapted) | {"changed": changed, "run": run["key"]}
 
 
 def _gain(change: np.ndarray) -> dict[str, Any]:

@@ -6,12 +6,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
 from sourceward.bench.protocol.checkpoint import Checkpoint
-from sourceward.data import DomainDataset
+from sourceward.data import DomainDataset, decode_images
+from sourceward.data.loading import image_geometry
+from sourceward.data.stream import fits_in_memory
 from sourceward.fitting import fit, keep_features
+from sourceward.fitting.checks import make_backbone
 from sourceward.model import load
+from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.settings import AdaptSettings
 from sourceward.training.configuration import NONE, FitSettings, is_pretrained, settings_for
 from sourceward.training.presets import PRESETS
@@ -67,13 +73,27 @@ class Training:
         return self.settings | ({"finetune.select": "last"} if self.last and finetunes else {})
 
     def prepare(self, data: DomainDataset) -> None:
-        """Compute features of a frozen backbone once, on all cores, before several processes need them."""
+        """Compute once, on all cores, what several processes need: features of a frozen backbone, or decoded
+        images of one that is trained."""
+        settings = self.fit_settings(data.kind)
         if self.freeze and self.weights is not None:
-            keep_features(data, self.spec, self.weights, self.fit_settings(data.kind), self.device)
+            keep_features(data, self.spec, self.weights, settings, self.device)
+        elif not self.freeze and data.kind == "image":
+            backbone = make_backbone(data, self.spec, self.weights, settings, True, 0)
+            if backbone is not None:
+                _keep_images(data, backbone)
 
     @property
     def spec(self) -> str | None:
         return self.backbone or (PRESETS[self.preset].backbone if self.preset else None)
+
+
+def _keep_images(data: DomainDataset, backbone: Backbone) -> None:
+    """Decode image files into the cache as the backbone takes them, where they fit into memory."""
+    if isinstance(backbone.preprocessing, ImagePreprocessing) and not isinstance(data.items, np.ndarray):
+        shape = image_geometry(backbone.preprocessing)
+        if fits_in_memory(data, shape):
+            decode_images(data, shape)
 
 
 def _content(weights: str | None) -> str | None:

@@ -104,7 +104,9 @@ def make_model(
 ) -> Model:
     """Return a model as `fit` builds one: backbone, principal components, heads and energies of 3 sources."""
     wide = BACKBONES[name]
-    backbone: nn.Module = create_backbone(bare, image_size=size, dim=wide)
+    # On a CPU passes of a module of one's own do not overlap, those of a known backbone do.
+    known = bare if device.type == "cuda" else f"torchvision:{name}"
+    backbone: nn.Module = create_backbone(known, weights=None, image_size=size, dim=wide)
     projection = make_projection(wide, components, device)
     if projection is not None:
         backbone = Projected(backbone, projection)

@@ -165,13 +165,14 @@ def _chain_call(
 ) -> Callable[[], Any]:
     """Return everything that adaptation adds: projection, keys, latent, constants, noise, steps."""
     fold, padded, graphs = folded(network), _rows(feature, network), dict[Hashable, Any]()
+    own = len(feature)
 
     def chain(feature: Tensor) -> Any:
         if projection is not None:
             feature = (feature @ projection - network.shift) * network.scale
         start = feature.expand(network.sources, -1, -1)
         z = None if fold.latent is None else fold.prior_mean(feature).expand_as(start)
-        keys = keys_of(feature, 0)
+        keys = keys_of(feature if feature.is_cuda else feature[:own], 0)  # as `adaptation.energy` does
         return run_chain("langevin", start, fold.energy, fold.energy.bias(z), StepSettings(), steps, keys)
 
     if feature.is_cuda:
