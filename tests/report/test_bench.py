@@ -20,7 +20,8 @@ from tests.bench.protocol.test_plan import QUICK, feature_file
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("bench")
+    out = tmp_path_factory.mktemp("results") / "bench"  # the parent holds these results alone
+    out.mkdir()
     file = feature_file(out / "features.npz")
     methods = parse_methods(["linear", "ebtsa", "t3a", "tent"], [2, 4, 8])
     training = Training(QUICK | {"learning_rate": 0.05}, "cpu")
