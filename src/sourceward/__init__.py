@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sourceward.estimator import EnergyAdapter
     from sourceward.estimator.splitting import LeaveOneDomainOut
     from sourceward.fitting import fit
-    from sourceward.model import Model, evaluate, load
+    from sourceward.model import Model, estimate_gain, evaluate, load
     from sourceward.nn.backbones import create_backbone, list_backbones
     from sourceward.training.methods import list_methods
     from sourceward.training.presets import list_presets
@@ -35,6 +35,7 @@ __all__ = [
     "TrainingError",
     "create_adapter",
     "create_backbone",
+    "estimate_gain",
     "evaluate",
     "export",
     "fit",
@@ -59,6 +60,7 @@ _HOME = {
     "TrainingError": "_util.errors",
     "create_adapter": "adaptation",
     "create_backbone": "nn.backbones",
+    "estimate_gain": "model",
     "evaluate": "model",
     "export": "deploy.export",
     "fit": "fitting",
