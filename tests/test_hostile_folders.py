@@ -223,8 +223,8 @@ def test_a_report_reads_no_file_outside_of_its_folder(tmp_path):
     folder = tmp_path / "results"
     folder.mkdir()
     (folder / "own.svg").write_text("<svg>own<script>alert(1)</script></svg>")
-    empty = dict.fromkeys(("tables", "notes", "seeds"), []) | dict.fromkeys(("settings", "versions"), {})
-    results = {**empty, "kind": "experiment", "about": "it", "experiment": "e", "command": "c", "numbers": {}}
+    results = {"tables": [], "notes": [], "seeds": [], "settings": {}, "versions": {}}
+    results |= {"kind": "experiment", "about": "it", "experiment": "e", "command": "c", "numbers": {}}
     results["figures"] = [{"file": name, "caption": ""} for name in ("../secret.svg", "own.svg")]
     (folder / "results.json").write_text(json.dumps(results))
     _, html = report_html(folder)
