@@ -76,7 +76,7 @@ def check_target(path: str | Path) -> None:
 
 
 def check_targets(*paths: str | Path | None) -> None:
-    """Refuse files that cannot be written, before the work; those that are None are not asked for."""
+    """Refuse files that cannot be written, before the work; None stands for no file."""
     for path in paths:
         if path is not None:
             check_target(path)

@@ -116,7 +116,7 @@ def _stored(file: Path, mode: Any) -> tuple[np.ndarray, np.ndarray]:
     try:
         check_regular(file), check_regular(images, None)
         keys, pixels = np.load(file, allow_pickle=False), np.load(images, mmap_mode=mode, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+    except Exception:  # NumPy parses a header as Python, and raises what its parser does
         keys = pixels = np.zeros(0)
     side = re.match(r"v\d+-(\d+)x(\d+)-", file.parent.name)
     size = tuple(map(int, side.groups())) if side else pixels.shape[2:]

@@ -8,6 +8,7 @@ import numpy as np
 
 from sourceward._util.errors import InputError
 from sourceward._util.reading import check_regular, read_regular
+from sourceward._util.values import short
 from sourceward.data.corrupting import CLEAN, SPLIT_BY, choose_corruptions, corrupted_domains
 from sourceward.data.dataset import DomainDataset, Problem, build, zero_based
 from sourceward.data.known.entry import known_dataset
@@ -103,8 +104,8 @@ def _load_npy(file: Path) -> np.ndarray:
     check_regular(file, None)  # it is mapped, and its size is that of the file
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"'{file}' cannot be read as .npy: {error}. Download it again.") from None
+    except Exception as error:  # NumPy parses a header as Python, and raises what its parser does
+        raise InputError(f"'{file}' cannot be read as .npy: {short(error)}. Download it again.") from None
 
 
 def _join(
