@@ -4,8 +4,9 @@
     python -m tests.fuzz.campaign --cases 500 --first 2000      a part of it
     python -m tests.fuzz.campaign --kind archives --case 17     one case again, with its traceback
 
-A finding is an exception that is not ours, a case of more than 60 seconds, a process of more than 4 GB, a
-file written outside of the folder of the case, or a prediction that damage changed silently.
+A finding is an exception that is not ours, an error of several lines, a case of more than 60 seconds, a
+process of more than 4 GB, a file written outside of the folder of the case, a program that was started, a
+connection to another machine, or an answer that damage changed silently.
 """
 
 import argparse
@@ -28,14 +29,21 @@ from pathlib import Path
 from typing import Any
 
 SHARES = {
-    "images": 34,
-    "tables": 18,
-    "features": 14,
-    "archives": 14,
-    "model_folders": 6,
-    "estimators": 4,
+    "images": 25,
+    "tables": 12,
+    "features": 10,
+    "archives": 10,
+    "model_folders": 8,
+    "estimators": 3,
     "arguments": 4,
-    "requests": 6,
+    "requests": 7,
+    "states": 4,
+    "results": 5,
+    "drift": 3,
+    "runs": 1,
+    "configs": 3,
+    "caches": 2,
+    "known": 3,
 }
 """Cases of each kind, in per cent."""
 SECONDS, GIGABYTES, ADDRESSES = 60, 4, 16
@@ -56,22 +64,28 @@ def run_case(world: Any, kind: str, number: int, seed: int) -> str:
     import numpy as np
 
     from sourceward._util.errors import InputError, TrainingError
-    from tests.fuzz import kinds
+    from tests.fuzz import folders, kinds
     from tests.fuzz.arguments import arguments
     from tests.fuzz.http import requests
+    from tests.fuzz.watch import WATCH
 
     shutil.rmtree(world.work, ignore_errors=True)
     world.work.mkdir()
     others = {"arguments": arguments, "requests": requests}
-    function = others.get(kind) or getattr(kinds, kind)
+    function = others.get(kind) or getattr(kinds, kind, None) or getattr(folders, kind)
+    WATCH.start(world.folder)
     try:
         return function(world, np.random.default_rng((seed, number)))
-    except (InputError, TrainingError):
+    except (InputError, TrainingError) as error:
+        if len(str(error).splitlines()) > 1:
+            raise kinds.Finding(f"an error of several lines: {error}") from error
         return "refused"
     finally:
-        strays = {path.name for path in world.folder.iterdir()} - {"models", "work", "cache", CANARY}
-        if strays or (world.folder / CANARY).read_text() != CANARY:
-            raise kinds.Finding(f"written outside of the folder: {sorted(strays)}")
+        seen = WATCH.stop()
+        here = {path.name for path in world.folder.iterdir()}
+        seen += sorted(here - {"models", "work", "cache", "tmp", CANARY})
+        if seen or (world.folder / CANARY).read_text() != CANARY:
+            raise kinds.Finding(f"outside of the folder: {seen[:5]}")
 
 
 def make_world(folder: Path) -> Any:
@@ -79,6 +93,10 @@ def make_world(folder: Path) -> Any:
     from tests.fuzz.kinds import World
 
     os.environ["SOURCEWARD_CACHE"] = str(folder / "cache")
+    (folder / "tmp").mkdir()
+    tempfile.tempdir = os.environ["MPLCONFIGDIR"] = str(folder / "tmp")
+    from matplotlib import font_manager  # noqa: F401, starts another program, once, to list fonts
+
     world = World.create(folder)
     (folder / CANARY).write_text(CANARY)
     os.chdir(world.folder)

@@ -3,14 +3,17 @@
 A case returns "used" or "refused". Anything but our own errors is a finding, and so is a `Finding`.
 """
 
+import csv
 import io
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from PIL import Image
@@ -19,6 +22,8 @@ from safetensors.numpy import save as save_safetensors
 from sourceward import EnergyAdapter, load, open_dataset
 from sourceward._util.errors import InputError
 from sourceward.data.decode import Geometry, decode_image
+from sourceward.model.card import model_card
+from sourceward.model.file import describe_model
 from sourceward.model.inputs import Failure, find_inputs
 from tests.fuzz.mutate import WORDS, damage, odd_json, pick
 from tests.helpers import QUICK, make_domains
@@ -42,6 +47,8 @@ class World:
     """The model of features."""
     servers: dict[str, Any] = field(default_factory=dict)
     """See `http.served`."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """See `folders.kept`."""
 
     @classmethod
     def create(cls, folder: Path) -> "World":
@@ -85,9 +92,20 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000")
 
 
 def images(world: World, rng: Random) -> str:
-    data = damage(image_bytes(rng), rng)
+    data = damage(image_bytes(rng), rng) if rng.random() < 0.9 else image_bytes(rng)
     shape = Geometry(pick(rng, (8, 16)), 8, pick(rng, ("crop", "exact")), pick(rng, (1.0, 0.875)))
-    found = decode_image(data, shape)
+    name, most = pick(
+        rng, (("", 0), ("SOURCEWARD_MAX_IMAGE_PIXELS", 200), ("SOURCEWARD_MAX_IMAGE_BYTES", 400))
+    )
+    with patch.dict(os.environ, {name: str(most)} if name else {}):
+        found = decode_image(data, shape)
+    with Image.open(io.BytesIO(data)) as image:
+        size = {
+            "SOURCEWARD_MAX_IMAGE_PIXELS": image.width * image.height,
+            "SOURCEWARD_MAX_IMAGE_BYTES": len(data),
+        }
+    if name and size[name] > most:
+        raise Finding(f"{size[name]} is more than {name}={most}")
     if found.shape != (3, shape.height, shape.width) or not np.array_equal(found, decode_image(data, shape)):
         raise Finding("another image the second time")
     return "used"
@@ -95,6 +113,10 @@ def images(world: World, rng: Random) -> str:
 
 def tables(world: World, rng: Random) -> str:
     (world.work / "a.png").write_bytes(image_bytes(rng))
+    if rng.random() < 0.25:
+        return _dialect(world, rng)
+    if rng.random() < 0.3:
+        os.mkfifo(world.work / "pipe.png")  # one of the words
     names = [
         pick(rng, ("text", "path", "domain", "label", "split", "id", pick(rng, WORDS))) for _ in range(4)
     ]
@@ -117,6 +139,23 @@ def tables(world: World, rng: Random) -> str:
         ],
         lambda: [_value(sample) for sample in find_inputs(kind, [path], root=root)],
     )
+
+
+def _dialect(world: World, rng: Random) -> str:
+    """A table of any dialect that `csv` can write: the texts are read as they were written, or refused."""
+    texts = [
+        f"{pick(rng, WORDS)} {pick(rng, WORDS)} x".replace("\0", "").replace("\ud800", "") for _ in range(6)
+    ]
+    mark, line = pick(rng, (",", ";", "|", "\t", "^", "é")), pick(rng, ("\n", "\r\n", "\r"))
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, delimiter=mark, lineterminator=line, quoting=pick(rng, (0, 1, 2)))
+    writer.writerow(["text", "domain", "label"])
+    writer.writerows([text, "a" if i % 2 else "b", "0" if i < 3 else "1"] for i, text in enumerate(texts))
+    path = world.work / "table.csv"
+    path.write_bytes(stream.getvalue().encode(pick(rng, ("utf-8", "utf-8-sig"))))
+    if list(open_dataset(path, delimiter=mark).items) != texts:
+        raise Finding(f"other texts than were written with {mark!r}")
+    return "used"
 
 
 def _parquet(names: list[str], rows: list[list[str]], rng: Random) -> bytes:
@@ -229,6 +268,7 @@ def model_folders(world: World, rng: Random) -> str:
     source, inputs, expected = world.models[pick(rng, ("features", "images"))]
     folder = world.work / "model"
     shutil.copytree(source, folder)
+    os.mkfifo(world.work / "pipe")
     draw = rng.random()
     if draw < 0.4:  # damage, which checksums notice
         file = folder / pick(rng, ("config.json", "config.json", "model.safetensors"))
@@ -240,7 +280,11 @@ def model_folders(world: World, rng: Random) -> str:
         config.pop("sha256")
         config = odd_json(config, rng)
         (folder / "config.json").write_text(json.dumps(config))
-    found = load(folder, "cpu").predict_proba(inputs)
+    model = load(folder, "cpu")
+    found = model.predict_proba(inputs)
+    described = repr(model), model._repr_html_(), model_card(describe_model(model))
+    if not all(described):
+        raise Finding("a model without a description")
     if draw < 0.5 and not np.array_equal(found, expected):
         raise Finding("a damaged folder predicts something else")
     if not np.isfinite(found).all():

@@ -15,12 +15,13 @@ NUMBERS = (
 )
 VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1, 2**31, 10**20, -(10**20), 1e308, float("nan"), "", "x", "x" * 5000, "../..", "a\0b",
-    "\ud800", [], [[]], {}, {"a": {}}, [None], "hf-hub:a/b", "local-dir:/tmp",
+    "\ud800", [], [[]], {}, {"a": {}}, [None], "hf-hub:a/b", "local-dir:/tmp", "<U500000000", [1] * 9,
+    [float("nan")], -0.5, 1e-300, "../pipe",
 )  # fmt: skip
 WORDS = (
     "", "a", "b", "dog", "0", "1", "-1", "1e999", "nan", "../x", "/dev/null", "a.png", "a/../a.png",
-    "x" * 400, "é", "\t", '"', ",", "\0", "\ud800", "train", "val", "2020-01-01", "null", "text", "path",
-    "domain", "label",
+    "x" * 400, "pipe.png", "é", "\t", '"', ",", "\0", "\ud800", "train", "val", "2020-01-01", "null", "text",
+    "path", "domain", "label",
 )  # fmt: skip
 
 

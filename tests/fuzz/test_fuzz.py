@@ -1,6 +1,7 @@
 """The first cases of the fuzz campaign: `make fuzz` runs all of them."""
 
 import os
+import tempfile
 
 import pytest
 
@@ -12,9 +13,10 @@ CASES = 400
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    before, cache = os.getcwd(), os.environ.get("SOURCEWARD_CACHE")
+    before, cache, temporary = os.getcwd(), os.environ.get("SOURCEWARD_CACHE"), tempfile.tempdir
     yield make_world(tmp_path_factory.mktemp("fuzz"))
     os.chdir(before)
+    tempfile.tempdir = temporary
     if cache is not None:
         os.environ["SOURCEWARD_CACHE"] = cache
 
@@ -25,4 +27,5 @@ def test_odd_inputs_are_used_or_refused(world, kind):
     cases = plan(CASES, kinds=[kind])
     found = [run_case(world, kind, number, seed=0) for _, number in cases]
     assert set(found) <= {"used", "refused"}
-    assert "refused" in found, "nothing odd among them"
+    # A damaged cache is decoded again, so that all of its cases are used.
+    assert "refused" in found or kind == "caches", "nothing odd among them"

@@ -6,8 +6,9 @@ small compressed file may hold more than memory does.
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from sourceward._util.errors import InputError
 
@@ -87,7 +88,7 @@ def check_regular(path: str | Path, limit: str | None = "file_bytes") -> int:
     return found.st_size
 
 
-def open_regular(path: str | Path, limit: str | None = "file_bytes") -> IO[bytes]:
+def open_regular(path: str | Path, limit: str | None = "file_bytes") -> BufferedReader:
     """Open a regular file of at most `limit` bytes for reading."""
     check_regular(path, limit)  # before it is opened: that alone may act on a device
     try:

@@ -39,6 +39,7 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
     """
     path = Path(path)
     check_target(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path)
     temporary, stream = _create(path)
     try:
@@ -72,6 +73,13 @@ def check_target(path: str | Path) -> None:
         raise _not_writable(path, f"'{above}' is no folder")
     if not os.access(above, os.W_OK | os.X_OK):
         raise _not_writable(path, f"no permission to write in '{above}'")
+
+
+def check_targets(*paths: str | Path | None) -> None:
+    """Refuse files that cannot be written, before the work; None stands for no file."""
+    for path in paths:
+        if path is not None:
+            check_target(path)
 
 
 def _not_writable(path: Path, reason: str) -> InputError:
@@ -119,12 +127,24 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         stream.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
 
 
+def append_text(path: str | Path, text: str) -> None:
+    """Add to the end of a regular file, or of a new one; a link is not followed."""
+    path = Path(path)
+    if path.is_symlink():
+        raise _not_writable(path, "it is a symbolic link")
+    check_target(path)
+    # Not to wait for the reader of a pipe that has taken the place of the file meanwhile.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with os.fdopen(os.open(path, flags, 0o666), "ab") as stream:
+        stream.write(text.encode("utf-8", "backslashreplace"))
+
+
 def save_tensors(path: str | Path, tensors: "dict[str, Tensor]", metadata: dict[str, Any]) -> None:
     """Write `tensors` and JSON `metadata` to `path` atomically, with a checksum of both."""
     from safetensors.torch import save
 
     check_target(path)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     text = json.dumps({**metadata, "sha256": _digest(plain, metadata)}, sort_keys=True)
     # Not `save_file`: its files are readable by their owner alone, whatever the umask.

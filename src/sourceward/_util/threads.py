@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from sourceward._util.errors import InputError
+
+MOST_THREADS = 4096
+"""More are a slip of the pen, and would take all memory."""
+
 NARROW = 512
 """Width of features up to which one thread computes; `fit` keeps 256 components."""
 
@@ -59,6 +64,8 @@ def limit_threads(count: int | None = None) -> None:
     import torch
 
     wanted = min(torch.get_num_threads(), available_cores()) if count is None else count
+    if wanted > MOST_THREADS:
+        raise InputError(f"Expected `--threads` to be at most {MOST_THREADS:,}, but got {wanted:,}.")
     if wanted != torch.get_num_threads():
         torch.set_num_threads(wanted)
 

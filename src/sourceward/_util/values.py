@@ -21,6 +21,13 @@ class Optional:
 
 
 @dataclass(frozen=True)
+class Each:
+    """An object whose values have one schema, whatever their names."""
+
+    schema: Any
+
+
+@dataclass(frozen=True)
 class Whole:
     """A whole number from `least` to `most`."""
 
@@ -32,7 +39,7 @@ def check(value: Any, schema: Any, path: str = "") -> None:
     """Raise a `ValueError` that names the first place where `value` does not match.
 
     A schema is a type (`float` takes whole numbers, too), `Whole`, a set of allowed values, a list with the
-    schema of its items, a dictionary with those of its keys (others are not looked at), or `Optional`.
+    schema of its items, a dictionary with those of its keys (others are not looked at), `Each` or `Optional`.
 
     >>> check({"a": [1, 2], "more": None}, {"a": [Whole()]})
     >>> check({"a": [1, "2"]}, {"a": [Whole()], "b": Optional(str)})
@@ -49,6 +56,10 @@ def check(value: Any, schema: Any, path: str = "") -> None:
             if key not in value and not isinstance(inner, Optional):
                 raise ValueError(f"`{there}` is missing")
             check(value.get(key), inner, there)
+    elif isinstance(schema, Each):
+        _expect(isinstance(value, dict), value, path, "an object")
+        for key, item in value.items():
+            check(item, schema.schema, f"{path}.{key}")
     elif isinstance(schema, list):
         _expect(isinstance(value, list), value, path, "a list")
         for number, item in enumerate(value):

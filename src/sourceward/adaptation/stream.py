@@ -43,6 +43,9 @@ KIND = "sourceward stream"
 STATE = ("feature", "norm", "probability", "answer", "age", "recent", "mean", "metric")
 """Arrays of a state."""
 
+SHARES = ("probability", "answer", "recent")
+"""Those that hold shares of 1."""
+
 T = TypeVar("T")
 
 
@@ -157,13 +160,25 @@ class AdaptationStream(Generic[T]):
                 f"The state in '{path}' belongs to another model. Use it with that one, or start without it."
             )
         counts: list[Any] = [meta.get(name) for name in ("seen", "guarded", "held", "new")]
-        alike = all(name in state and state[name].shape == getattr(self, f"_{name}").shape for name in STATE)
-        if not alike or not all(isinstance(n, int) and n >= 0 for n in counts) or meta["held"] > MEMORY:
-            raise InputError(f"The state in '{path}' was written by another version. Start without it.")
+        whole = all(type(n) is int and 0 <= n < 2**62 for n in counts)
+        if not whole or counts[2] > MEMORY or not self._alike(state):
+            raise InputError(
+                f"The state in '{path}' is damaged, or was written by another version. Start without it."
+            )
         for name in STATE:
             setattr(self, f"_{name}", state[name].numpy().copy())
         self.seen, self.guarded, self._held, self._new = counts
         return self
+
+    def _alike(self, state: dict[str, Tensor]) -> bool:
+        """Whether tensors may be a state of this stream: all of them, finite, and shares from 0 to 1."""
+        for name in STATE:
+            own, found = torch.from_numpy(getattr(self, f"_{name}")), state.get(name)
+            if found is None or (found.shape, found.dtype) != (own.shape, own.dtype):
+                return False
+            if not found.isfinite().all() or (name in SHARES and not 0 <= found.min() <= found.max() < 1.001):
+                return False
+        return bool((state["feature"].abs() < 1.001).all())  # rows of norm 1
 
     def _features(self, result: AdaptationResult) -> np.ndarray:
         """Rescaled features (n, dim): with Langevin steps the mean over the sources."""

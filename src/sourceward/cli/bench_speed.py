@@ -36,7 +36,7 @@ def bench_speed(
     import torch
 
     from sourceward._util.devices import choose_device
-    from sourceward._util.storage import write_whole
+    from sourceward._util.storage import open_folder, write_whole
     from sourceward.bench.protocol.provenance import command, versions
     from sourceward.bench.speed.models import SpeedPlan
     from sourceward.bench.speed.sections import bench_speed, chosen
@@ -47,7 +47,7 @@ def bench_speed(
     file = out / f"{'-'.join([where.type, *only.split(',')]) if only else where.type}.json"
     head = {"command": command(sys.argv), "seed": plan.seed, "threads": torch.get_num_threads()}
     head |= {"load_at_start": round(os.getloadavg()[0], 2), "versions": versions(), "plan": vars(plan)}
-    out.mkdir(parents=True, exist_ok=True)
+    open_folder(out)
 
     def save(section: str, found: dict[str, Any]) -> None:
         """Write after every section, so that a later failure loses nothing."""

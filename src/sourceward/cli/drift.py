@@ -46,11 +46,12 @@ def drift(
     Each window is tested against the mixture of the sources that it is nearest to, at a level of 5 %. Data
     that holds no predictions is predicted first.
     """
-    from sourceward._util.storage import write_whole
+    from sourceward._util.storage import check_targets, write_whole
     from sourceward.deploy.monitor import measure_drift
     from sourceward.report.drift import drift_headline, drift_page, drift_rows
     from sourceward.report.page import render
 
+    check_targets(out, report)
     results = measure_drift(run, inputs, window=window, level=level, device=device)
     text = jsonlib.dumps(results, indent=1)
     if out is not None:

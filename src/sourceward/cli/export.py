@@ -33,15 +33,16 @@ def export(
     checked against the model with 1, 2 and 7 rows, and is not written if an output differs by more than 1e-4.
     Beside it are `<name>.preprocess.json`, which says how to prepare the inputs, and the card `<name>.md`.
     """
+    from sourceward._util.storage import check_targets, write_whole
     from sourceward.deploy.export import check_path
     from sourceward.deploy.export import export as write
     from sourceward.deploy.export_samples import given_samples
 
     path = check_path(to)
+    check_targets(timings)
     model = load_model(run, "cpu", num_steps, tta)
     info = write(model, path, samples=given_samples(model, samples) if samples else None)
     if timings is not None:
-        from sourceward._util.storage import write_whole
         from sourceward.bench.protocol.provenance import command, versions
         from sourceward.deploy.export_timings import measure_timings
 

@@ -122,8 +122,10 @@ def predict(
     only = {"keep": keep, "rows": rows, "shard": shard != "1/1", "engine": engine != "local", "jobs": jobs}
     for name in (name for name, value in only.items() if value):
         raise InputError(f"Expected a folder as `--out` beside `--{name}`, but got '{out}'.")
+    from sourceward._util.storage import check_targets
     from sourceward.model.predicting import predict_files
 
+    check_targets(out, state)
     model = load_model(run, **given)
     read: dict[str, Any] = {"column": column or options.get(model.kind), "root": root}
     read |= {"delimiter": options.get("delimiter"), "probabilities": probabilities}

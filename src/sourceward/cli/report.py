@@ -26,28 +26,27 @@ def report(
     The page of a run has its data, what was chosen and why, and what `evaluate` measured beside what was
     expected. Of a folder that holds several runs, the page compares them.
     """
-    from sourceward._util.storage import check_target, open_folder, write_whole
+    from sourceward._util.storage import check_target, write_whole
     from sourceward.bench.published import published, rows_for
     from sourceward.report.document import document
-    from sourceward.report.page import render
-    from sourceward.report.results import read_all, report_page
+    from sourceward.report.results import read_all, readable, report_html
 
-    check_target(out or folder / "report.html")
+    check_target(out or folder / ("results.md" if markdown else "report.html"))
     if markdown:
         results = read_all(folder)
-        for own in results.values():
-            if own.get("kind") == "bench":
-                own["published"] = rows_for(own)
+        with readable(folder):
+            for own in results.values():
+                if own.get("kind") == "bench":
+                    own["published"] = rows_for(own)
         known = [row for data in ("pacs", "pheme") for row in published("comparison", dataset=data)]
-        text = document(folder.resolve().name, results, [row.to_dict() for row in known])
+        with readable(folder):
+            text = document(folder.resolve().name, results, [row.to_dict() for row in known])
         page_file = out or folder / "results.md"
-        open_folder(page_file.parent)
         write_whole(page_file, text)
         typer.echo(f"Read {page_file}")
         return
     target = out or folder / "report.html"
-    page = report_page(folder, adapter)
-    open_folder(target.parent)
-    write_whole(target, render(page))
-    typer.echo(page.headline)
+    headline, html = report_html(folder, adapter)
+    write_whole(target, html)
+    typer.echo(headline)
     typer.echo(f"Open {target}")

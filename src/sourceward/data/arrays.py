@@ -158,7 +158,7 @@ def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
             for key in archive.keys():  # noqa: SIM118 (not a dict)
                 tensor = archive.get_tensor(key)
                 arrays[key] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-    except (SafetensorError, OSError, TypeError) as error:  # NumPy lacks some of the types
+    except (SafetensorError, OSError, TypeError, RuntimeError) as error:  # types that NumPy or torch lack
         raise InputError(f"'{path}' is not a complete .safetensors file ({error}). Write it again.") from None
     for key in {"domains", "classes", "held_out"} & metadata.keys():
         names = _json_or_text(metadata[key])

@@ -1,16 +1,19 @@
 """A cache of decoded images on disk. Every image has its own key, so subsets are found again."""
 
 import hashlib
+import math
 import os
 import re
 import warnings
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sourceward._util.errors import InputError
+from sourceward._util.reading import check_regular
 from sourceward._util.storage import atomic_file
 from sourceward.data.dataset import DomainDataset
 
@@ -30,9 +33,12 @@ def cache_limit() -> float:
     """Return the most bytes that the cache keeps: $SOURCEWARD_CACHE_GB, else 20 GB."""
     given = os.environ.get("SOURCEWARD_CACHE_GB") or "20"
     try:
-        return float(given) * 1e9
+        limit = float(given) * 1e9
     except ValueError:
-        raise InputError(f"Expected SOURCEWARD_CACHE_GB to be a number, but got {given!r}.") from None
+        limit = math.nan
+    if not limit >= 0:
+        raise InputError(f"Expected SOURCEWARD_CACHE_GB to be a number from 0 on, but got {given!r}.")
+    return limit
 
 
 def cached_files() -> list[tuple[Path, os.stat_result]]:
@@ -76,16 +82,13 @@ def image_keys(dataset: DomainDataset) -> np.ndarray:
 def find(folder: Path, keys: np.ndarray) -> np.ndarray | None:
     """Return the images with these keys if one file in `folder` holds all; writing to them is safe."""
     for file in sorted(folder.glob("*.keys.npy")):
-        try:
-            stored = np.load(file)
-        except (OSError, ValueError, EOFError):  # damaged: the images are decoded again
+        stored, pixels = _stored(file, "c")
+        if not len(stored):
             continue
         order = np.argsort(stored)
         places = np.searchsorted(stored, keys, sorter=order).clip(max=len(stored) - 1)
         rows = order[places]
-        images = file.with_name(file.name.replace(".keys.npy", ".images.npy"))
-        if np.array_equal(stored[rows], keys) and images.exists():
-            pixels = np.load(images, mmap_mode="c")
+        if np.array_equal(stored[rows], keys):
             whole = len(keys) == len(stored) and np.array_equal(rows, np.arange(len(rows)))
             return pixels if whole else pixels[rows]
     return None
@@ -98,17 +101,29 @@ def gather(folder: Path, keys: np.ndarray) -> tuple[np.ndarray | None, np.ndarra
     """
     images, missing = None, np.arange(len(keys))
     for file in sorted(folder.glob("*.keys.npy")):
-        try:
-            stored = np.load(file)
-            pixels = np.load(file.with_name(file.name.replace(".keys.npy", ".images.npy")), mmap_mode="r")
-        except (OSError, ValueError, EOFError):  # damaged or being deleted: decoded again
-            continue
+        stored, pixels = _stored(file, "r")
         _, rows, places = np.intersect1d(keys[missing], stored, return_indices=True)
         if len(rows):
             images = np.empty((len(keys), *pixels.shape[1:]), pixels.dtype) if images is None else images
             images[missing[rows]] = pixels[places]
             missing = np.delete(missing, rows)
     return images, missing
+
+
+def _stored(file: Path, mode: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return keys and images of one file; none where it is damaged or being deleted: decoded again."""
+    images = file.with_name(file.name.replace(".keys.npy", ".images.npy"))
+    try:
+        check_regular(file), check_regular(images, None)
+        keys, pixels = np.load(file, allow_pickle=False), np.load(images, mmap_mode=mode, allow_pickle=False)
+    except Exception:  # NumPy parses a header as Python, and raises what its parser does
+        keys = pixels = np.zeros(0)
+    side = re.match(r"v\d+-(\d+)x(\d+)-", file.parent.name)
+    size = tuple(map(int, side.groups())) if side else pixels.shape[2:]
+    right = keys.dtype == np.dtype("<u8") and keys.ndim == 1 and pixels.dtype == np.uint8
+    if right and pixels.shape == (len(keys), 3, *size):
+        return keys, pixels
+    return np.zeros(0, "<u8"), np.zeros((0, 3, *size), np.uint8)
 
 
 def store(folder: Path, keys: np.ndarray, images: np.ndarray) -> None:

@@ -5,6 +5,7 @@ split into rows to train on and rows to validate on.
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -214,7 +215,10 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
     """
     distinct = set(names)
     try:
-        return tuple(sorted(distinct, key=lambda text: (float(text), text)))
+        values = {text: float(text) for text in distinct}
+        numbers = sorted(text for text in distinct if not isnan(values[text]))
+        # NaN compares with nothing: among numbers, it would leave the order to that of the set.
+        return (*sorted(numbers, key=lambda text: values[text]), *sorted(distinct - set(numbers)))
     except ValueError:
         return tuple(sorted(distinct))
 
@@ -225,6 +229,11 @@ def zero_based(labels: np.ndarray, num_classes: int, where: str) -> tuple[np.nda
     >>> zero_based(np.array([1, 2, 3]), 3, "list.txt")
     (array([0, 1, 2]), True)
     """
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise InputError(
+            f"Expected the labels in {where!r} to be a list of whole numbers, but got {labels.dtype} of "
+            f"shape {labels.shape}."
+        )
     labels = labels.astype(np.int64)
     if not len(labels) or (labels.min() >= 0 and labels.max() < num_classes):
         return labels, False

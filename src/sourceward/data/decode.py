@@ -82,17 +82,30 @@ def decode_image(source: bytes | str | Path | Image.Image, shape: Geometry) -> n
         if isinstance(source, Image.Image):
             return _fit(_rgb(_bounded(source)), shape)
         data = source if isinstance(source, bytes) else read_regular(source, "image_bytes")
-        check_limit("image_bytes", len(data), "The file")
-        if data.count(b"\xff\xda") > MAX_SCANS and data.startswith(b"\xff\xd8"):
-            raise InputError(f"The file has more than {MAX_SCANS} scans.")
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            _bounded(image)
+        with open_image(data) as image:
             # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; twice the size needed keeps the resize
             # sharp.
             image.draft(
                 "RGB", (round(2 * shape.width / shape.crop_pct), round(2 * shape.height / shape.crop_pct))
             )
             return _fit(_rgb(ImageOps.exif_transpose(image)), shape)
+    except InputError:
+        raise
+    except Exception as error:  # every format of PIL has its own exceptions for broken files
+        raise InputError(reason_of(error)) from None
+
+
+def open_image(data: bytes) -> Image.Image:
+    """Return an encoded image, not decoded yet: of one of `FORMATS`, and within the limits.
+
+    THE call of `Image.open`: without `formats`, Pillow hands a file in PostScript to another program,
+    whatever its name is.
+    """
+    check_limit("image_bytes", len(data), "The file")
+    if data.count(b"\xff\xda") > MAX_SCANS and data.startswith(b"\xff\xd8"):
+        raise InputError(f"The file has more than {MAX_SCANS} scans.")
+    try:
+        return _bounded(Image.open(io.BytesIO(data), formats=FORMATS))
     except InputError:
         raise
     except Exception as error:  # every format of PIL has its own exceptions for broken files

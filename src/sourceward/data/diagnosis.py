@@ -1,7 +1,6 @@
 """Diagnose a dataset: what it holds, what is wrong with it, and what `fit` would do with it."""
 
 import hashlib
-import io
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,11 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from sourceward._util.errors import InputError
 from sourceward.data.dataset import DomainDataset, Problem
-from sourceward.data.decode import Progress, map_threads, reason_of
+from sourceward.data.decode import Progress, map_threads, open_image, reason_of
 from sourceward.data.open import open_dataset
 from sourceward.data.tree import read_tree
 
@@ -155,7 +153,7 @@ def _examine_image(item: Any, quick: bool) -> Findings:
     try:
         data = item.read()
         digest = _digest(data)
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             size = image.size
             if not quick:
                 image.load()

@@ -182,7 +182,7 @@ def _kept(identity: str, backbone: Backbone, compute: Callable[[], Tensor]) -> n
         if file.is_file():
             try:
                 return load_tensors(file)[0]["features"].numpy()
-            except InputError:  # torn: computed again
+            except (InputError, KeyError, TypeError):  # torn: computed again
                 file.unlink()
         features = compute().cpu()
         with suppress(OSError, InputError):  # a cache that cannot be written costs time, nothing else

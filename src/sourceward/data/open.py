@@ -1,6 +1,7 @@
 """Open a dataset in any supported format; `hf:NAME` reads the Hugging Face Hub, `hf:/path` the disk."""
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -177,19 +178,19 @@ def open_dataset(spec: str | Path | DomainDataset, /, **options: Any) -> DomainD
 def _find_reader(spec: str) -> tuple[Callable[..., DomainDataset], str, str]:
     """Return the reader, its argument and its name in error messages."""
     name, colon, rest = spec.partition(":")
-    if colon and len(name) > 1 and re.fullmatch(r"[\w-]+", name) and not Path(spec).exists():
+    if colon and len(name) > 1 and re.fullmatch(r"[\w-]+", name) and not os.path.exists(spec):
         if name == "hf":
             return read_hub, rest, "hf:"
         entry = DATASETS[name.lower().replace("-", "_")]
-        path = Path(rest).expanduser()
-        if not rest or not path.exists():
+        path = Path(os.path.expanduser(rest))
+        if not rest or not os.path.exists(path):
             raise InputError(
                 f"No such file or folder: '{rest}'. Expected the path of {entry.name}, laid out like "
                 f"{entry.layout}"
             )
         return entry.read, str(path), entry.name
-    path = Path(spec).expanduser()
-    if not path.exists():
+    path = Path(os.path.expanduser(spec))
+    if not os.path.exists(path):
         known = spec.lower().replace("-", "_")
         hint = f" For the known dataset write {known}:/path." if known in DATASETS else ""
         raise InputError(f"No such file or folder: '{spec}'. Expected {ACCEPTED}.{hint}")

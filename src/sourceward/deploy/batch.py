@@ -183,7 +183,7 @@ def _predict_table(job: Job, path: Path, about: dict[str, Any]) -> tuple[int, in
     rows = unreadable = 0
     with write_table(path, schema, about) as write:
         for batch in read_batches(shard.table, [column, *keep], shard.row_groups, CHUNK[model.kind]):
-            answer = predictor(as_array(batch.column(column)))
+            answer = predictor(as_array(batch.column(column), shard.table))
             write(pa.record_batch([batch.column(name) for name in keep] + _arrays(answer), schema=schema))
             rows += batch.num_rows
             unreadable += int((answer["status"] == UNREADABLE).sum())

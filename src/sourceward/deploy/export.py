@@ -1,6 +1,8 @@
 """`export`: a model as one .onnx or .pt2 file that runs without sourceward, checked against the model."""
 
 import json
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from sourceward._util.errors import InputError
-from sourceward._util.storage import write_whole
+from sourceward._util.reading import open_regular
+from sourceward._util.storage import atomic_file, check_targets, write_whole
 from sourceward.deploy.export_card import card, preprocess
 from sourceward.deploy.export_graph import INPUTS, OUTPUTS, ExportGraph, noise_off
 from sourceward.deploy.export_samples import graph_inputs, stored_samples
@@ -46,20 +49,18 @@ def export(model: Model, path: str | Path, *, samples: Any = None) -> dict[str, 
         raise InputError(f"Expected {max(BATCHES)} samples or more for the check, but got {len(inputs)}.")
     noise = _noise_difference(model, quiet, inputs)
     info = preprocess(quiet, model.settings.step.noise_std, noise)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial{path.suffix}")
-    try:
-        write_graph(ExportGraph(quiet), graph_inputs(quiet, inputs[:3]), temporary, info)
+    with tempfile.TemporaryDirectory() as folder:
+        graph = Path(folder) / f"graph{path.suffix}"
+        write_graph(ExportGraph(quiet), graph_inputs(quiet, inputs[:3]), graph, info)
         rows = inputs[: max(BATCHES)]
-        info["check"] = _check(temporary, quiet, rows)
+        info["check"] = _check(graph, quiet, rows)
         info["check"]["samples"] = "synthetic" if samples is None else "given"
-        if quiet.backbone is not None:
-            quiet.backbone.save_assets(path.parent)
-        write_whole(path.with_suffix(".md"), card(quiet, info, path.name))
-        write_whole(path.with_suffix(".preprocess.json"), json.dumps(info, indent=2) + "\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        with atomic_file(path) as stream, open_regular(graph, None) as whole:
+            shutil.copyfileobj(whole, stream, 2**20)
+            if quiet.backbone is not None:
+                quiet.backbone.save_assets(path.parent)
+            write_whole(path.with_suffix(".md"), card(quiet, info, path.name))
+            write_whole(path.with_suffix(".preprocess.json"), json.dumps(info, indent=2) + "\n")
     return info
 
 
@@ -68,6 +69,7 @@ def check_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"Expected a file that ends in .onnx or .pt2, but got '{path}'.")
+    check_targets(path, path.with_suffix(".md"), path.with_suffix(".preprocess.json"))
     if path.suffix.lower() == ".onnx":
         try:
             import onnxruntime  # noqa: F401

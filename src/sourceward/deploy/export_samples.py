@@ -1,12 +1,10 @@
 """Samples for the check of an exported file, and their form as inputs of its graph."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -14,7 +12,7 @@ from sourceward._util.errors import InputError
 from sourceward.data.loading import image_geometry
 from sourceward.model import Model
 from sourceward.model.inputs import Failure, find_inputs
-from sourceward.model.items import read_images
+from sourceward.model.items import read_image, read_images
 from sourceward.nn import Projected
 
 SAMPLES = 16
@@ -51,8 +49,8 @@ def given_samples(model: Model, paths: Sequence[str]) -> Any:
     if not picked:
         raise InputError(f"Found no samples in {', '.join(paths)}.")
     if model.kind == "image":
-        images = [Image.open(io.BytesIO(file.read())) for file in picked]
-        return read_images(images, image_geometry(model.preprocessing))
+        shape = image_geometry(model.preprocessing)
+        return torch.stack([read_image(file.read(), shape) for file in picked])
     return np.stack(picked) if model.kind == "features" else picked
 
 

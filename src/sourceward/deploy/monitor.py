@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from sourceward._util.errors import InputError
+from sourceward._util.values import short
 from sourceward.data.table import read_text_table
 from sourceward.deploy.batch import predict_shards
 from sourceward.deploy.drift import Reference, alarms_needed
-from sourceward.deploy.parquet import open_table, read_batches, written_key
+from sourceward.deploy.parquet import open_table, read_batches, to_numpy, written_key
 from sourceward.deploy.predictor import load_model
 from sourceward.deploy.shards import Unreadable, find_shards
 from sourceward.model import Model
@@ -201,9 +202,20 @@ def _read(path: str, model: Model) -> Iterator[tuple[np.ndarray, int]]:
                 f"Expected predictions of this model in '{path}', but it has no column {missing[0]!r}. Were "
                 "they made by another model?"
             )
-        values = np.column_stack([columns[name].astype(np.float32) for name in wanted])
+        values = np.column_stack([_numbers(columns[name], name, path) for name in wanted])
         fine = np.isfinite(values).all(1)
         yield values[fine], int((~fine).sum())
+
+
+def _numbers(column: np.ndarray, name: str, path: str) -> np.ndarray:
+    """A column as float32."""
+    try:
+        if column.dtype.kind in "mM":
+            raise ValueError("it holds dates")
+        with np.errstate(over="ignore"):  # what float32 cannot hold is infinity, and unreadable
+            return column.astype(np.float32)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"Expected numbers in column {name!r} of '{path}', but {short(error)}.") from None
 
 
 def _columns(path: str, wanted: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
@@ -218,4 +230,4 @@ def _columns(path: str, wanted: Sequence[str]) -> Iterator[dict[str, np.ndarray]
     with open_table(path) as file:
         names = [name for name in wanted if name in file.schema_arrow.names]
     for batch in read_batches(path, names, (), READ):
-        yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
+        yield {name: to_numpy(batch.column(name), path) for name in names}

@@ -69,8 +69,18 @@ def read_batches(path: str, columns: Sequence[str], row_groups: Sequence[int], s
             yield batch
 
 
-def as_array(column: Any) -> np.ndarray:
-    """Return an Arrow array as NumPy: a matrix where every row is a vector of one length, else objects."""
+def as_array(column: Any, where: str) -> np.ndarray:
+    """Return an Arrow array as NumPy: a matrix where every row is a vector of one length, else objects.
+
+    `where` is the file, for the error where values cannot be converted: dates out of range, invalid UTF-8.
+    """
+    try:
+        return _as_array(column)
+    except Exception as error:  # of whatever the conversion runs into
+        raise _unreadable(where, error) from None
+
+
+def _as_array(column: Any) -> np.ndarray:
     pa = pyarrow()
     kind = column.type
     if isinstance(column, pa.FixedShapeTensorArray):
@@ -87,19 +97,31 @@ def as_array(column: Any) -> np.ndarray:
     return values
 
 
+def to_numpy(column: Any, where: str) -> np.ndarray:
+    """Return an Arrow array as NumPy, as it is; `where` is the file, for the error."""
+    try:
+        return column.to_numpy(zero_copy_only=False)
+    except Exception as error:  # of whatever the conversion runs into
+        raise _unreadable(where, error) from None
+
+
 def written_key(path: Path) -> dict[str, Any] | None:
     """Return what a complete output was made of, {} for a file of another origin; None without a file."""
-    if not path.exists():
+    if not os.path.exists(path):
         return None
     with open_table(str(path)) as file:
-        return json.loads((file.schema_arrow.metadata or {}).get(KEY, b"{}"))
+        text = (file.schema_arrow.metadata or {}).get(KEY, b"{}")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @contextmanager
 def write_table(path: Path, schema: Any, about: dict[str, Any]) -> Iterator[Any]:
     """Yield a function that takes record batches; the file appears under its name when it is complete."""
     pa = pyarrow()
-    path.parent.mkdir(parents=True, exist_ok=True)
     schema = schema.with_metadata({KEY: json.dumps(about, sort_keys=True)})
     waiting: list[Any] = []
     with atomic_file(path) as stream, pa.parquet.ParquetWriter(stream, schema, compression="zstd") as file:

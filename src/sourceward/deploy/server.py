@@ -241,9 +241,10 @@ def _check_free(host: str, port: int) -> None:
         try:
             listener.bind((host, port))
         except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
             raise InputError(
                 f"Expected an address to listen on, but {host}:{port} cannot be used: "
-                f"{getattr(error, 'strerror', None) or error}. Choose another --port; 0 takes a free one."
+                f"{reason.removesuffix('.')}. Choose another --port; 0 takes a free one."
             ) from None
 
 

@@ -1,13 +1,12 @@
 """Read a request: files of images, or JSON with features or texts, each sample by itself."""
 
-import io
 import json
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from sourceward.data.decode import decode_image, reason_of
+from sourceward.data.decode import decode_image, open_image, reason_of
 from sourceward.data.loading import image_geometry
 from sourceward.deploy.server_guard import Refused
 from sourceward.deploy.server_settings import Limits
@@ -29,12 +28,10 @@ class Sample(NamedTuple):
 
 def read_image(name: str, data: bytes, model: Model, limits: Limits) -> Sample:
     """Decode one uploaded file."""
-    from PIL import Image
-
     if not data:
         return Sample(name, Failure(name, "the file is empty"))
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             pixels = image.width * image.height
         if pixels > limits.pixels:
             reason = f"the image has {pixels:,} pixels, and the limit is {limits.pixels:,}"

@@ -13,8 +13,11 @@ from sourceward._util.storage import load_tensors
 from sourceward._util.values import Optional, Whole, check, short
 from sourceward.nn import Network, Projected
 from sourceward.settings import AdaptSettings, TrainSettings
+from sourceward.validation.expected_gain import SCHEMA as GAIN_SCHEMA
 from sourceward.validation.expected_gain import ExpectedGain
+from sourceward.validation.stream import SCHEMA as STREAM_SCHEMA
 from sourceward.validation.stream import StreamGains
+from sourceward.validation.trust import SCHEMA as TRUST_SCHEMA
 from sourceward.validation.trust import Trust
 
 if TYPE_CHECKING:
@@ -77,7 +80,9 @@ SCHEMA = {
     "source_weights": Optional([float]),
     "tta": str,
     "tta_thresholds": Optional([float]),
-    "expected_gain": Optional(dict),
+    "expected_gain": Optional(GAIN_SCHEMA),
+    "trust": Optional(TRUST_SCHEMA),
+    "stream": Optional(STREAM_SCHEMA),
     "dim": Whole(1),
 }
 """Of what `describe` returns."""
@@ -100,7 +105,7 @@ def restore(
     check(meta, SCHEMA, "adapter")
     estimator = kind(**{**meta["params"], "checkpoint": None})  # a file names no other
     estimator.check_settings()
-    estimator.classes_ = np.array(meta["classes"], dtype=np.dtype(meta["classes_dtype"]))
+    estimator.classes_ = _classes(meta["classes"], np.dtype(meta["classes_dtype"]))
     estimator.sources_ = list(meta["sources"])
     estimator.n_features_in_ = meta["n_features_in"]
     if meta["feature_names_in"] is not None:
@@ -132,6 +137,14 @@ def restore(
     estimator.set_network(network, settings if meta["adapts"] else settings.off())
     estimator.n_iter_ = meta["n_iter"]
     return estimator
+
+
+def _classes(names: list[Any], kind: np.dtype) -> np.ndarray:
+    """The classes in the type that they had; one that would take memory without need is refused."""
+    longest = max((len(name) for name in names if isinstance(name, str)), default=0)
+    if kind.kind not in "biufUO" or kind.itemsize > max(4 * longest, 16):
+        raise ValueError(f"its classes cannot be of type {kind.str}")
+    return np.array(names, dtype=kind)
 
 
 def _params(estimator: "EnergyAdapter") -> dict[str, Any]:

@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 def validated(estimator: "EnergyAdapter", X: Any, y: Any = "no_validation", *, reset: bool = False) -> Any:
     """Apply scikit-learn's checks, as input errors, and refuse values that are not finite."""
     try:
-        if getattr(getattr(X, "dtype", None), "kind", "") == "c":
+        kind = getattr(getattr(X, "dtype", None), "kind", None)
+        kind = np.asarray(X).dtype.kind if isinstance(X, list | tuple) else kind
+        if kind == "c":
             raise ValueError("Complex data not supported: expected real features.")
+        if kind in ("m", "M"):
+            raise ValueError("Expected real features, but got dates. Convert them to numbers.")
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinity, and found below
             checked = validate_data(estimator, X, y, dtype=np.float32, reset=reset, ensure_all_finite=False)
         if not isinstance(y, str):
             _check_labels(checked[1])
             check_classification_targets(checked[1])
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise InputError(str(error)) from None
     check_finite_rows(checked if isinstance(y, str) else checked[0])
     return checked

@@ -21,7 +21,7 @@ from torch import nn
 from sourceward._util.devices import Meter, choose_device, join_processes
 from sourceward._util.errors import InputError
 from sourceward._util.progress import announce
-from sourceward._util.storage import held_folder
+from sourceward._util.storage import check_target, held_folder
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.features import (
@@ -99,6 +99,7 @@ def fit(
     """
     if not 0 <= seed < 2**32:
         raise InputError(f"Expected `seed` to be 0 or more and below 2^32, but got {seed}.")
+    check_target(Path(out) / "run.json")  # before weights are downloaded
     processes, place = join_processes(device)
     sources = select_sources(open_dataset(data), target, allow_missing)
     trains = sources.kind != "features" and not freeze

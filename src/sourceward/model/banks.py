@@ -48,7 +48,6 @@ def save_features(
     }
     if held:
         arrays["held_out"] = np.array(held[0] if len(held) == 1 else held)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as stream:
         np.savez(stream, **arrays)
 

@@ -108,7 +108,7 @@ def _adaptation(adapt: dict[str, Any], tta: str, adapter: dict[str, Any]) -> str
 
 
 def _accuracy(metrics: dict[str, Any]) -> str:
-    if "adapted" not in metrics:
+    if metrics.get("adapted") is None or metrics.get("unadapted") is None:
         return ""
     return (
         f"{100 * metrics['adapted']:.1f} % with adaptation, {100 * metrics['unadapted']:.1f} % without. "

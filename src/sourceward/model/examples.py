@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sourceward.data import DomainDataset
+from sourceward.data.decode import open_image
 
 COUNT, SIDE, LETTERS = 4, 96, 280
 """Example samples of each kind and target, their longest side in pixels, their longest text."""
@@ -85,7 +86,7 @@ def show(dataset: DomainDataset, row: int) -> dict[str, str]:
     if isinstance(item, np.ndarray):
         image = Image.fromarray(item[0] if len(item) == 1 else item.transpose(1, 2, 0))
     else:
-        image = Image.open(io.BytesIO(item.read())).convert("RGB")
+        image = open_image(item.read()).convert("RGB")
     image.thumbnail((SIDE, SIDE))
     stream = io.BytesIO()
     kind = "png" if max(image.size) < 64 else "jpeg"

@@ -20,6 +20,7 @@ from sourceward.nn.backbones import Backbone
 from sourceward.nn.backbones.factory import SCHEMA as BACKBONE_SCHEMA
 from sourceward.nn.backbones.tokenizers import FOLDER as TOKENIZER
 from sourceward.training.run_folder import CONFIG
+from sourceward.validation.expected_gain import SCHEMA as GAIN_SCHEMA
 
 if TYPE_CHECKING:
     from sourceward.model.model import Model
@@ -39,6 +40,8 @@ SCHEMA = {
     "adapt": dict,
     "backbone": Optional(BACKBONE_SCHEMA),
     "tta": str,
+    "expected_gain": Optional(GAIN_SCHEMA),
+    "metrics": Optional({"adapted": Optional(float), "unadapted": Optional(float)}),
     FILES: Optional(dict),
     CHECKSUM: Optional(str),
 }
@@ -96,12 +99,20 @@ def read_folder(
             )
         adapter = restore(EnergyAdapter, tensors, config["adapter"], backbone)
         check_transforms(config["tta"], Statistics.of(adapter.network_))
+        _check_names(config, adapter)
     except InputError:
         raise
     except Exception as error:  # of whatever the values lead to
         raise InputError(f"'{folder / weights}' does not fit its config.json ({short(error)}).") from None
     info = {key: value for key, value in config.items() if key not in OWN}
     return adapter, config["tta"], info
+
+
+def _check_names(config: dict[str, Any], adapter: EnergyAdapter) -> None:
+    """Refuse names beside the adapter that are not its own: pages and cards are written from them."""
+    for name, own in (("classes", adapter.classes_.tolist()), ("sources", adapter.sources_)):
+        if config[name] != [str(value) for value in own]:
+            raise ValueError(f"its {name} are not those of its adapter")
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:

@@ -41,13 +41,13 @@ def read_images(items: Any, shape: Geometry, device: torch.device = HOST) -> Ten
 
 def read_image(item: Any, shape: Geometry) -> Tensor:
     """Return one image as uint8 (3, height, width)."""
-    if isinstance(item, np.ndarray) and item.ndim in (2, 3):  # gray, or colours last
-        from PIL import Image
-
-        item = Image.fromarray(item)
-    elif isinstance(item, Tensor) and item.ndim == 3:
+    if isinstance(item, Tensor) and item.ndim == 3:
         return resize_arrays(item[None].cpu().numpy(), shape)[0]
     try:
+        if isinstance(item, np.ndarray) and item.ndim in (2, 3):  # gray, or colours last
+            from PIL import Image
+
+            return torch.from_numpy(decode_image(Image.fromarray(item), shape))
         return torch.from_numpy(decode_image(item, shape))
     except Exception as error:  # PIL raises different exceptions for each format
         what = f"'{item}'" if isinstance(item, str | Path) else describe(item)
@@ -56,7 +56,10 @@ def read_image(item: Any, shape: Geometry) -> Tensor:
 
 def items_of(inputs: Any) -> Any:
     """Return the inputs as a sequence; a single path, text or PIL image becomes a list of one."""
-    return [inputs] if isinstance(inputs, str | Path) or hasattr(inputs, "getpixel") else inputs
+    inputs = [inputs] if isinstance(inputs, str | Path) or hasattr(inputs, "getpixel") else inputs
+    if not hasattr(inputs, "__len__"):
+        raise InputError(f"Expected a list of inputs, but got {describe(inputs)}.")
+    return inputs
 
 
 def is_matrix(inputs: Any) -> bool:

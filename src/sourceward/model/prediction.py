@@ -116,7 +116,6 @@ def _csv(stream: TextIO, sources: Sequence[str], classes: Sequence[str]) -> Writ
 def atomic_text_file(path: str | Path) -> Iterator[TextIO]:
     """Open a text file for writing that appears under its name when it is complete."""
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as binary:
             stream = TextIOWrapper(binary, encoding="utf-8", newline="", write_through=True)
             yield stream

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from sourceward._util.reading import inside, read_regular, regular_size
 from sourceward._util.tables import Table
 from sourceward.report.page import Figure, Page, Section
 
@@ -21,7 +22,7 @@ def experiment_page(results: dict[str, Any], folder: Path) -> Page:
     drawn = [
         Figure([inline(folder / figure["file"])], figure["caption"], wide=True)
         for figure in results["figures"]
-        if (folder / figure["file"]).is_file()
+        if inside(folder, folder / figure["file"]) and regular_size(folder / figure["file"])
     ]
     sections = [Section("Numbers", "", tables)]
     if drawn:
@@ -45,7 +46,8 @@ def experiment_page(results: dict[str, Any], folder: Path) -> Page:
 
 def inline(file: Path) -> str:
     """Return an SVG file as an element of a page, without its namespaces."""
-    return re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", file.read_text())
+    text = read_regular(file, "config_bytes").decode()
+    return re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
 
 
 def finding(results: Mapping[str, Any]) -> str:

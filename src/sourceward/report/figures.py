@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from sourceward._util.storage import atomic_file, write_whole
+
 BLUE, ORANGE, GREEN, GREY = "#2b8cd6", "#e07b00", "#14a07a", "#8c8c8c"
 PURPLE, RED, BROWN = "#8a6fd1", "#d1495b", "#9a7b4f"
 STYLES = (
@@ -84,15 +86,14 @@ def save_png(
     panels: Sequence[Panel], size: tuple[float, float], path: Path, rows: int = 1, ink: str = "#222222"
 ) -> None:
     """Write panels as PNG on white."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _drawn(panels, size, ink, rows) as figure:
-        figure.savefig(path, facecolor="white")
+    with _drawn(panels, size, ink, rows) as figure, atomic_file(path) as stream:
+        figure.savefig(stream, format="png", facecolor="white")
 
 
 def save_figure(panels: Sequence[Panel], size: tuple[float, float], path: Path) -> None:
     """Write `path`.svg and `path`.png."""
     svg = to_svg(panels, size, path.name)
-    path.with_suffix(".svg").write_text(svg.replace("<svg ", f"<svg {NAMESPACES} ", 1))
+    write_whole(path.with_suffix(".svg"), svg.replace("<svg ", f"<svg {NAMESPACES} ", 1))
     save_png(panels, size, path.with_suffix(".png"))
 
 

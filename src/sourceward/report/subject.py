@@ -1,12 +1,12 @@
 """The method that a bench's page is about: its numbers in every run, and its example samples."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sourceward._util.tables import short_names
+from sourceward._util.values import read_json
 from sourceward.report.page import Card, Section
 
 NONE = "none"
@@ -124,6 +124,6 @@ def sample_card(target: str, sample: dict[str, Any]) -> Card:
 
 def _read(folder: Path, key: str) -> list[dict[str, Any]]:
     try:
-        return json.loads((folder / "runs" / f"{key}.json").read_text())["samples"]
-    except (OSError, ValueError, KeyError):
+        return read_json(folder / "runs" / f"{key}.json")["samples"]
+    except (ValueError, KeyError, TypeError):
         return []

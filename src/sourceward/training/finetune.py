@@ -19,13 +19,13 @@ from torch.nn.functional import cross_entropy
 from sourceward._util.devices import ALONE, Meter, Processes
 from sourceward._util.errors import InputError, TrainingError, unknown_name
 from sourceward._util.registry import Registry
-from sourceward._util.storage import RESTART, load_tensors, save_tensors
+from sourceward._util.storage import save_tensors
 from sourceward.data.feeds import Feed
 from sourceward.data.loading import SourceData, encode
 from sourceward.nn.backbones import Backbone
 from sourceward.settings import LoopSettings
 from sourceward.training.learner import CHECK_EVERY, Learner, flat
-from sourceward.training.loop import SELECT, Training
+from sourceward.training.loop import SELECT, Training, load_finished
 from sourceward.training.needs import Needs
 from sourceward.training.run_folder import LAST, Context
 
@@ -243,9 +243,7 @@ def finetune(
         backbone.to(memory_format=torch.channels_last)
     learner = FineTuner(network, settings, context.seed, processes=context.processes, bf16=fast)
     if folder.finetuned.exists():
-        state, info = load_tensors(folder.finetuned, RESTART)
-        learner.current.load_state_dict(state)
-        return learner.current.eval(), info
+        return learner.current.eval(), load_finished(learner.current, folder.finetuned)
     meter, size = Meter(device), max(1, settings.batch_size // context.processes.count)
     training = Training(
         learner,

@@ -64,7 +64,6 @@ def train_joint(
         calibrate(current, data)
         if settings.keep_checkpoints and processes.is_main:
             kept = context.folder.path / KEPT / f"{learner.iteration:06d}.safetensors"
-            kept.parent.mkdir(exist_ok=True)
             save_tensors(kept, current.state_dict(), {"iteration": learner.iteration})
         return validation_scores(current, data, adapt)
 

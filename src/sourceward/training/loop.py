@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from sourceward._util.errors import CheckpointError, InputError
 from sourceward._util.progress import progress_bar
 from sourceward._util.storage import RESTART, load_tensors, save_tensors
+from sourceward._util.values import Whole, check, short
 from sourceward.data.feeds import Feed, ResidentFeed
 from sourceward.training.learner import CHECK_EVERY, Learner
 
@@ -217,13 +218,30 @@ class Training:
                 f"'{checkpoint}' belongs to other data or settings. Remove it to start anew, or name "
                 "another file.",
             )
-        for name in self.learner.local_names():
-            state[name] = state[name][self.learner.processes.rank].clone()
-        prefix = "best."
-        self.best = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        self.best_scores = meta["best"]
-        rest = {k: v for k, v in state.items() if not k.startswith(prefix)}
-        self.learner.load_state_dict(rest, meta["iteration"])
+        try:
+            check(meta, {"iteration": Whole(most=self.learner.loop.max_iter), "best": dict})
+            for name in self.learner.local_names():
+                state[name] = state[name][self.learner.processes.rank].clone()
+            prefix = "best."
+            self.best = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            self.best_scores = meta["best"]
+            rest = {k: v for k, v in state.items() if not k.startswith(prefix)}
+            self.learner.load_state_dict(rest, meta["iteration"])
+        except Exception as error:  # of whatever its tensors lead to
+            raise CheckpointError(
+                checkpoint, f"'{checkpoint}' does not fit this training ({short(error)}). {RESTART}"
+            ) from None
+
+
+def load_finished(network: nn.Module, path: Path) -> dict[str, Any]:
+    """Load the weights of a finished training, and return its scores and cost."""
+    state, info = load_tensors(path, RESTART)
+    try:
+        check(info, {"scores": dict, "cost": dict})
+        network.load_state_dict(state)
+    except (ValueError, RuntimeError) as error:
+        raise InputError(f"'{path}' does not fit this training ({short(error)}). {RESTART}") from None
+    return info
 
 
 class Speed:

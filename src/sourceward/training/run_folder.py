@@ -13,6 +13,7 @@ RUN/checkpoints/             the weights of every validation, where `keep_checkp
 """
 
 import json
+import os
 import platform
 import shutil
 import time
@@ -28,7 +29,9 @@ import torch
 
 from sourceward._util.devices import Processes
 from sourceward._util.errors import InputError
-from sourceward._util.storage import read_metadata, write_whole
+from sourceward._util.reading import read_regular
+from sourceward._util.storage import append_text, read_metadata, write_whole
+from sourceward._util.values import read_json
 
 BESIDE = ("numpy", "torchvision", "timm", "transformers")
 """Packages that build backbones and arrays; not all need be here."""
@@ -84,7 +87,7 @@ class RunFolder:
 
     def _compare(self, file: Path) -> None:
         try:
-            before = json.loads(file.read_text())
+            before = read_json(file)
         except ValueError:
             raise InputError(f"'{file}' is damaged. Remove '{self.path}' to start anew.") from None
         changed = list(differences(before, self.configuration))
@@ -101,14 +104,13 @@ class RunFolder:
         return read_metadata(self.checkpoint).get("streams")
 
     def record(self, line: dict[str, Any]) -> None:
-        with self.metrics.open("a") as stream:
-            stream.write(json.dumps(line) + "\n")
+        append_text(self.metrics, json.dumps(line) + "\n")
 
     def rewind(self, stage: str, iteration: int, kind: str | None = None) -> None:
         """Forget what the stage recorded after its checkpoint, all or one kind: it will be recorded again."""
-        if self.metrics.exists():
-            lines = [line for line in self.metrics.read_text().splitlines() if line.endswith("}")]
-            kept = [line for line in lines if not _after(json.loads(line), stage, iteration, kind)]
+        if os.path.lexists(self.metrics):
+            lines = read_regular(self.metrics).decode(errors="replace").splitlines()
+            kept = [line for line in lines if _kept(line, stage, iteration, kind)]
             write_whole(self.metrics, "".join(f"{line}\n" for line in kept))
 
 
@@ -141,9 +143,14 @@ def open_board(path: Path) -> Any:
     return SummaryWriter(str(path / "tensorboard"))
 
 
-def _after(line: dict[str, Any], stage: str, iteration: int, kind: str | None) -> bool:
-    asked = line.get("stage", stage) == stage and (kind is None or kind in line)
-    return asked and line["iteration"] > iteration
+def _kept(text: str, stage: str, iteration: int, kind: str | None) -> bool:
+    """Whether a line of metrics stays: not one of the stage after its checkpoint, nor one that was torn."""
+    try:
+        line = json.loads(text)
+        asked = line.get("stage", stage) == stage and (kind is None or kind in line)
+        return not (asked and line["iteration"] > iteration)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
 
 
 def _short(value: Any) -> str:

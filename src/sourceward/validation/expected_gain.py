@@ -12,6 +12,22 @@ from typing import Any
 
 import numpy as np
 
+from sourceward._util.values import Each, Optional, Whole
+
+SCHEMA = {
+    **dict.fromkeys(("gain", "low", "high", "unadapted"), float),
+    **dict.fromkeys(("accuracy", "accuracy_low", "accuracy_high"), Optional(float)),
+    "per_source": Each(float),
+    "num_steps": Whole(),
+    "adapts": bool,
+    "tta": Optional(str),
+    "stopped": Optional([float]),
+    "accuracy_per_source": Optional(Each(float)),
+    "tried": Optional(Each(Each(float))),
+    "changed": Optional(Each(float)),
+}
+"""Of an `ExpectedGain` in a file."""
+
 
 @dataclass(frozen=True)
 class ExpectedGain:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sourceward._util.values import Each
 from sourceward.adaptation.base import AdaptationResult, select_rows
 from sourceward.adaptation.stream import run_stream
 from sourceward.functional.calibration import fit_temperature
@@ -24,6 +25,11 @@ class Held(NamedTuple):
     result: AdaptationResult
     label: np.ndarray
     unadapted: np.ndarray
+
+
+_GAIN = {"gain": float, "low": float, "high": float, "per_source": Each(float)}
+SCHEMA = {"temperature": float, "stream": _GAIN, "sorted": _GAIN, "batch": _GAIN}
+"""Of `StreamGains` in a file."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sourceward._util.errors import InputError
+from sourceward._util.values import Each
 from sourceward.functional.calibration import calibration_gap, fit_temperature, risk_coverage, trust
 
 COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
@@ -30,6 +31,15 @@ class Judged(NamedTuple):
     @property
     def right(self) -> np.ndarray:
         return self.probability.argmax(1) == self.label
+
+
+SCHEMA = {
+    "temperature": float,
+    "quantiles": [float],
+    "error": Each(float),
+    "calibration_error": [float],
+}
+"""Of a `Trust` in a file."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,8 @@ class Trust:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "Trust":
+        if len(given["quantiles"]) != len(LEVELS) or len(given["calibration_error"]) != 2:
+            raise ValueError("its trust has another number of quantiles")
         pairs = {name: tuple(given[name]) for name in ("quantiles", "calibration_error")}
         return cls(given["temperature"], error=dict(given["error"]), **pairs)
 

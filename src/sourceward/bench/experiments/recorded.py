@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sourceward._util.storage import write_whole
+from sourceward._util.values import read_json
 from sourceward.bench.protocol.provenance import versions
 from sourceward.validation.expected_gain import (
     ACCURACY_PRIOR,
@@ -35,7 +36,7 @@ def recorded_runs(root: Path) -> list[dict[str, Any]]:
     """Return every run that records gains on held-out sources, with the measured gain of the default."""
     found = []
     for file in sorted(root.glob("**/results.json")):
-        content = json.loads(file.read_text())
+        content = read_json(file)
         for run in content.get("runs", []) if content.get("kind") == "bench" else []:
             gain, methods = run.get("expected_gain"), run["methods"]
             if not gain or gain.get("seen") or isinstance(gain.get("tta"), dict):
@@ -76,7 +77,7 @@ def accuracy_sets(root: Path) -> dict[str, np.ndarray]:
     """Return the accuracy without adaptation on each target of a bench, its domains left out in turn."""
     found: dict[str, dict[str, list[float]]] = {}
     for file in sorted(root.glob("**/results.json")):
-        content = json.loads(file.read_text())
+        content = read_json(file)
         for run in content.get("runs", []) if content.get("kind") == "bench" else []:
             if "none" in run["methods"]:
                 key = f"{file.parent}: {run['data'].rsplit('_without_', 1)[0]}"

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from sourceward._util.errors import InputError
+from sourceward._util.reading import read_regular
 from sourceward.bench.experiments.base import ADAPTED, OFF, Case, Context, Outcome, check_targets, experiment
 from sourceward.bench.experiments.scores import Scores
 from sourceward.model import load
@@ -67,7 +68,7 @@ def _folder(case: Case) -> Path:
 
 def _validation(case: Case) -> dict[int, dict[str, float]]:
     """Scores on source validation by iteration."""
-    lines = map(json.loads, (_folder(case) / "metrics.jsonl").read_text().splitlines())
+    lines = map(json.loads, read_regular(_folder(case) / "metrics.jsonl").splitlines())
     return {line["iteration"]: line["validation"] for line in lines if "validation" in line}
 
 

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sourceward._util import values
 from sourceward._util.errors import InputError
 from sourceward._util.storage import open_folder, write_whole
 from sourceward.model.file import CONFIG
@@ -54,9 +55,10 @@ class Folder:
     def load(self, key: str) -> dict[str, Any] | None:
         """Return a finished run, or None where it is missing or damaged."""
         try:
-            return json.loads((self.runs / f"{key}.json").read_text())
-        except (OSError, ValueError):
+            found = values.read_json(self.runs / f"{key}.json")
+        except ValueError:
             return None
+        return found if isinstance(found, dict) else None
 
     def store(self, run: dict[str, Any]) -> None:
         """Write a finished run."""
@@ -66,7 +68,9 @@ class Folder:
 def read_json(file: Path) -> Any:
     """Read a file of a results folder, or say that it is damaged."""
     try:
-        return json.loads(file.read_text())
+        return values.read_json(file)
+    except InputError:
+        raise
     except ValueError:
         raise InputError(f"'{file}' is damaged. Remove '{file.parent}' to start again.") from None
 

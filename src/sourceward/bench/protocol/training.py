@@ -10,6 +10,7 @@ import numpy as np
 
 from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
+from sourceward._util.reading import open_regular, regular_size
 from sourceward.bench.protocol.checkpoint import Checkpoint
 from sourceward.data import DomainDataset, decode_images
 from sourceward.data.loading import image_geometry
@@ -98,7 +99,7 @@ def _keep_images(data: DomainDataset, backbone: Backbone) -> None:
 
 def _content(weights: str | None) -> str | None:
     """Return the hash of a file of weights; anything else unchanged."""
-    if weights is None or not Path(weights).is_file():
+    if weights is None or regular_size(weights) is None:
         return weights
     return f"a file of hash {_hash(Path(weights), Path(weights).stat().st_mtime_ns)}"
 
@@ -106,7 +107,7 @@ def _content(weights: str | None) -> str | None:
 @cache
 def _hash(file: Path, changed: int) -> str:
     """Return the hash of a file as of its time of change."""
-    with file.open("rb") as stream:
+    with open_regular(file, None) as stream:
         return hashlib.file_digest(stream, "blake2b").hexdigest()[:16]
 
 

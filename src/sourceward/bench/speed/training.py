@@ -12,6 +12,7 @@ from sourceward.adaptation import EnergyAdaptation
 from sourceward.bench.speed.models import SpeedPlan
 from sourceward.bench.speed.reference import naive_chains
 from sourceward.bench.speed.timing import timed, wait
+from sourceward.data.arrays import load_numpy
 from sourceward.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augmentation, augment
 from sourceward.data.feeds import ResidentFeed
 from sourceward.estimator import EnergyAdapter
@@ -68,7 +69,7 @@ def _real_features(plan: SpeedPlan) -> dict[str, tuple[np.ndarray, np.ndarray, n
     names = ("pacs_mobilenetv2_frozen_without_sketch", "pacs_resnet50_without_art_painting")
     for name in names if plan.image_size >= 224 else ():
         if (folder / f"{name}.npz").exists():
-            bank = np.load(folder / f"{name}.npz", allow_pickle=False)
+            bank = load_numpy(folder / f"{name}.npz")
             held_out = bank["domains"].tolist().index(str(bank["held_out"]))
             domain = np.where(bank["domain"] == held_out, -1, bank["domain"].astype(int))
             found[name] = (bank["features"].astype(np.float32), bank["label"].astype(int), domain)

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from sourceward._util.errors import InputError
+from sourceward._util.reading import check_regular, read_regular
+from sourceward._util.values import short
 from sourceward.data.corrupting import CLEAN, SPLIT_BY, choose_corruptions, corrupted_domains
 from sourceward.data.dataset import DomainDataset, Problem, build, zero_based
 from sourceward.data.known.entry import known_dataset
@@ -69,7 +71,7 @@ def read_cifar10_c(
 def _read_cifar(root: Path, pattern: str, part: str) -> DomainDataset:
     """Read binary CIFAR-10, images uint8 (N, 3, 32, 32); none if there are no files."""
     files = sorted(root.rglob(pattern)) if root.is_dir() else []
-    data = b"".join(file.read_bytes() for file in files)
+    data = b"".join(map(read_regular, files))
     if len(data) % CIFAR_RECORD:
         raise InputError(
             f"Expected records of {CIFAR_RECORD:,} bytes in {pattern} below '{root}'. Download them again."
@@ -80,11 +82,12 @@ def _read_cifar(root: Path, pattern: str, part: str) -> DomainDataset:
 
 def _read_published(root: Path, name: str, severity: int) -> DomainDataset:
     rows = slice((severity - 1) * CIFAR_TEST, severity * CIFAR_TEST)
-    labels, images = (_load_npy(root / f"{file}.npy")[rows] for file in ("labels", name))
-    if images.shape != (len(labels), 32, 32, 3):
+    labels, images = (np.atleast_1d(_load_npy(root / f"{file}.npy"))[rows] for file in ("labels", name))
+    if images.dtype != np.uint8 or labels.ndim != 1 or images.shape != (len(labels), 32, 32, 3):
         raise InputError(
-            f"Expected '{root / name}.npy' to hold (50000, 32, 32, 3) images, one for each of labels.npy, "
-            f"but rows {rows.start:,} to {rows.stop:,} have shape {images.shape}. Download it again."
+            f"Expected '{root / name}.npy' to hold (50000, 32, 32, 3) images of uint8, one for each of "
+            f"labels.npy, but rows {rows.start:,} to {rows.stop:,} are {images.dtype} of shape "
+            f"{images.shape}. Download it again."
         )
     return _arrays(np.moveaxis(images, -1, 1), labels, name, f"{name}/{severity}", str(root))
 
@@ -98,10 +101,11 @@ def _arrays(pixels: np.ndarray, labels: np.ndarray, domain: str, prefix: str, na
 
 
 def _load_npy(file: Path) -> np.ndarray:
+    check_regular(file, None)  # it is mapped, and its size is that of the file
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"'{file}' cannot be read as .npy: {error}. Download it again.") from None
+    except Exception as error:  # NumPy parses a header as Python, and raises what its parser does
+        raise InputError(f"'{file}' cannot be read as .npy: {short(error)}. Download it again.") from None
 
 
 def _join(

@@ -1,5 +1,6 @@
 """Official split lists: text files with one image per line, with or without its label."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,9 @@ from sourceward.data.dataset import DomainDataset, Problem, zero_based
 from sourceward.data.tree import Tree, read_tree
 
 Suffixes = dict[str, tuple[str, ...]]  # "train" and "val" -> endings of the names of their list files
+
+
+LABEL = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def _read_lists(place: Tree, domains: dict[str, str], suffixes: Suffixes) -> lis
 
 def _parse(line: str, split: str, domain: str) -> ListedImage:
     path, _, last = line.strip().rpartition(" ")
-    if path and last.lstrip("-").isdigit():
+    if path and LABEL.fullmatch(last):
         return ListedImage(path.strip(), int(last), split, domain)
     return ListedImage(line.strip(), None, split, domain)
 

@@ -2,7 +2,9 @@
 images as the only source."""
 
 import gzip
+import io
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +13,9 @@ from typing import Literal
 import numpy as np
 
 from sourceward._util.errors import InputError, unknown_name
+from sourceward._util.reading import check_expanded, limit_of, read_regular, regular_size
 from sourceward.data.corrupting import CLEAN, corrupted_domains
-from sourceward.data.dataset import DomainDataset, build
+from sourceward.data.dataset import DomainDataset, build, zero_based
 from sourceward.data.known.entry import known_dataset
 
 # The three choices of sources of the paper (appendix; Piratla et al. 2020), targets 0 and 90 in each.
@@ -28,6 +31,7 @@ CORRUPTED_LAYOUT = (
     "corruptions, source_corruptions by name; clean and per_domain, numbers of images; size in pixels."
 )
 CORRUPTED_ABOUT = "Clean {} as the only source; its test images under 15 corruptions are the targets."
+CLASSES = 10
 SIDE = 32
 """Pixels: the smallest size for which every corruption is defined, and CIFAR's."""
 
@@ -184,32 +188,45 @@ def read_idx_pair(root: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     if prefix is None:
         raise unknown_name("part", part, ("train", "test"))
     images, labels = (_read_idx(_find(root, f"{prefix}-{kind}")) for kind in ("images", "labels"))
-    if images.ndim != 3 or len(images) != len(labels):
+    if images.ndim != 3 or labels.shape != images.shape[:1] or not images.size:
         raise InputError(
-            f"Expected as many labels as images under '{root}', but got {len(labels):,} and {len(images):,}. "
-            "Download the four files again."
+            f"Expected images (N, height, width) and N labels under '{root}', but got shapes {images.shape} "
+            f"and {labels.shape}. Download the four files again."
         )
-    return images, labels
+    return images, zero_based(labels, CLASSES, str(root))[0]
 
 
 def _find(root: Path, stem: str) -> Path:
-    found = sorted(p for p in root.rglob(f"{stem}*ubyte*") if p.is_file() and not p.name.startswith("."))
+    found = sorted(
+        p for p in root.rglob(f"{stem}*ubyte*") if regular_size(p) is not None and not p.name.startswith(".")
+    )
     if not found:
         raise InputError(f"'{root}' holds no {stem}-idx*-ubyte[.gz]. Expected the four idx files of MNIST.")
     return found[0]
 
 
 def _read_idx(path: Path) -> np.ndarray:
-    data = path.read_bytes()
+    data = read_regular(path)
     try:
-        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        data = _decompressed(data, path) if data[:2] == b"\x1f\x8b" else data
         zeros, kind, rank = struct.unpack_from(">HBB", data)
         shape = struct.unpack_from(f">{rank}I", data, 4)
         if (zeros, kind) != (0, 8):
             raise ValueError("its header is not that of unsigned bytes in idx format")
         return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * rank).reshape(shape)
-    except (OSError, EOFError, ValueError, struct.error) as error:
+    except InputError:
+        raise
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise InputError(f"'{path}' is not a complete idx file: {error}. Download it again.") from None
+
+
+def _decompressed(data: bytes, path: Path) -> bytes:
+    """Return the content of a .gz, and stop where it becomes too large."""
+    most = len(data) + limit_of("expanded_bytes")
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+        found = stream.read(most + 1)
+    check_expanded(path, len(data), len(found))
+    return found
 
 
 _register_rotated("rotated_mnist", MNIST, 2_000)

@@ -1,6 +1,7 @@
 """`Backbone`: the common interface of all feature extractors."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from sourceward.nn.backbones.tokenizers import Tokenizer
 from sourceward.nn.domain_norm import DomainNormalized
 
 FORMAT = 1
+SURROGATE = re.compile(r"[\ud800-\udfff]")
+"""Half of a character, which no encoding has and tokenizers refuse."""
 SEVERAL = "several"
 """The family of backbones side by side."""
 
@@ -114,6 +117,8 @@ class Backbone(nn.Module):
                 f"Expected a list of at least one text for the text backbone {self.spec}, but got "
                 f"{_describe(items)}. Use an image backbone such as 'timm:resnet18' for images."
             )
+        if any(SURROGATE.search(text) for text in items):
+            raise InputError("Expected texts that are valid Unicode, but one has a lone surrogate.")
         if self.tokenizer is None:
             raise InputError(f"{self.spec} has no tokenizer. Pass `tokenizer=` to create_backbone.")
         tokens = self.tokenizer(list(items), self.preprocessing.max_length)

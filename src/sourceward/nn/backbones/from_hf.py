@@ -10,6 +10,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sourceward._util.errors import InputError
+from sourceward._util.reading import regular_size
+from sourceward._util.values import damaged, read_json
 from sourceward.nn.backbones.backbone import BuildOptions, Parts
 from sourceward.nn.backbones.preprocessing import ImagePreprocessing, TextPreprocessing
 from sourceward.nn.backbones.tokenizers import HfTokenizer
@@ -214,4 +216,10 @@ def _edges(size: Any) -> tuple[int, int] | None:
 def _side_file(name: str, file: str, offline: bool) -> dict[str, Any]:
     """Return a JSON file beside the model, or {} if there is none."""
     path = Path(name) / file if Path(name).is_dir() else hub_file(name, (file,), local_files_only=offline)
-    return json.loads(Path(path).read_text()) if path and Path(path).is_file() else {}
+    if not path or regular_size(path) is None:
+        return {}
+    try:
+        found = read_json(path)
+    except ValueError as error:
+        raise damaged(path, error) from None
+    return found if isinstance(found, dict) else {}
