@@ -2,12 +2,13 @@
 
 import pytest
 
-from sourceward._util.errors import InputError
+from sourceward._util.errors import InputError, TrainingError
 from sourceward.data import DATASETS
 from sourceward.nn.backbones.factory import FAMILIES
+from sourceward.training import trainer
 from sourceward.training.configuration import FitSettings, settings_for
 from sourceward.training.presets import CODE, OF_BACKBONE, OURS, PRESETS, TABLE, TEXT
-from tests.tiny_runs import TINY, fit_tiny, tiny_features, tiny_images
+from tests.tiny_runs import TINY, fit_tiny, tiny_features, tiny_images, tiny_texts
 
 every = pytest.mark.parametrize("name", list(PRESETS))
 
@@ -94,3 +95,20 @@ def test_features_ignore_the_presets_backbone(tmp_path):
     assert model.info["training"]["settings"]["head"] == "prototype"
     with pytest.raises(InputError, match="Features need no backbone, but 'timm:resnet50' was given"):
         fit_tiny(tiny_features(), tmp_path / "other", preset="pacs-resnet18", backbone="timm:resnet50")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("rotated-mnist-resnet18", tiny_images), ("pheme-distilbert", tiny_texts)]
+)
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"learning_rate": 1e-9, "backbone_learning_rate": 0.0}, r"learned nothing .*Raise `learning_rate`"),
+        ({"learning_rate": 1e-3, "kl_weight": 100.0}, r"learns almost nothing .*Lower `kl_weight`"),
+    ],
+)
+def test_a_preset_that_learns_nothing_stops_and_says_why(name, data, wrong, reason, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "PATIENCE", 120)
+    small = {"max_iter": 10_000, "batch_size": 8, "train.num_steps": 2, "train.num_draws": 1}
+    with pytest.raises(TrainingError, match=reason):
+        fit_tiny(data(), tmp_path / "run", preset=name, settings={"recipe": "joint", **small, **wrong})

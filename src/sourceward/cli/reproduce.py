@@ -14,12 +14,14 @@ from sourceward.cli.options import (
     Device,
     Freeze,
     Json,
+    Option,
     Preset,
     Quiet,
     Seeds,
     Settings,
     Targets,
     Weights,
+    reader_options,
     seed_numbers,
     terminal_table,
     training_settings,
@@ -53,6 +55,7 @@ def reproduce(
     weights: Weights = "default",
     freeze: Freeze = False,
     settings: Settings = None,
+    option: Option = None,
     small: Annotated[bool, typer.Option("--small", help="Fewer points, for a first look.")] = False,
     device: Device = "auto",
     json: Json = False,
@@ -85,6 +88,7 @@ def reproduce(
         num_steps,
         small,
         models,
+        options=tuple(reader_options(option).items()),
     )
     for one, folder in folders.items():
         context = replace(shared, out=folder)

@@ -79,6 +79,7 @@ class Context:
         small: fewer points, for a first look and for tests.
         models: folder of trained models, which experiments may share; `models` below `out` when None.
         loaded: models with the features computed so far, which experiments of one process may share.
+        options: of the data's reader.
     """
 
     data: tuple[str | DomainDataset, ...]
@@ -90,11 +91,12 @@ class Context:
     small: bool = False
     models: Path | None = None
     loaded: dict[Path, Checkpoint] = field(default_factory=dict)
+    options: tuple[tuple[str, Any], ...] = ()
 
     def datasets(self) -> Iterator[tuple[str, DomainDataset]]:
         """Yield the name and the content of each dataset."""
         for data in self.data:
-            dataset = open_dataset(data)
+            dataset = open_dataset(data, **dict(self.options))
             self.training.fit_settings(dataset.kind)
             yield name_of(data, dataset), dataset
 

@@ -15,7 +15,9 @@ from sourceward.bench.protocol.plan import Plan, bench
 def comparison(context: Context) -> Outcome:
     names = ["none", "ebtsa", "t3a"] if context.small else list_adapters()
     methods = parse_methods([*CONTROLS, *names], [context.num_steps])
-    plan = Plan(context.data, methods, context.targets, context.seeds, "last", context.training)
+    plan = Plan(
+        context.data, methods, context.targets, context.seeds, "last", context.training, context.options
+    )
     results = bench(plan, context.out / "bench")
     rows = results["table"]
     if not rows:
