@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 from sourceward.data import cache_folder, features
 from sourceward.data.features import extract_amplitude_mixed, extract_corrupted, extract_features
+from sourceward.data.loading import prepare_samples
 from sourceward.nn.backbones import create_backbone
+from sourceward.nn.backbones.several import join
 from tests.tiny_runs import tiny_images
 
 CPU = torch.device("cpu")
@@ -69,6 +72,29 @@ def test_changed_copies_are_cached_by_what_changed_them(encoded, backbone):
     one, other = (extract_corrupted(data, backbone, CPU, seed, False) for seed in (0, 1))
     assert one.shape == other.shape == (4 * len(data), backbone.dim)
     assert not np.array_equal(one, other)
+
+
+def test_a_combination_finds_the_features_of_backbones_that_another_computed(monkeypatch, backbone):
+    data = tiny_images().of_domains("a")
+    others = [create_backbone("tiny:conv", weights=None, image_size=32) for _ in range(2)]
+    for place, other in enumerate(others):  # each has a normalisation of its own
+        other.preprocessing = replace(other.preprocessing, mean=(0.1 * place,) * 3)
+    extract_features(data, backbone, CPU, False)
+    extract_features(data, join(others), CPU, False)
+    amplitudes = torch.rand(2, 3, 32, 17, generator=torch.Generator().manual_seed(0))
+    toward = np.arange(len(data)) % 2
+    for some in ([backbone], others):
+        extract_amplitude_mixed(data, join(some), amplitudes, toward, CPU, False)
+    every = join([backbone, *others]).eval()
+    with torch.no_grad():
+        images = prepare_samples(data, every, CPU, show=False).batches(slice(0, len(data)))
+        expected = torch.cat([every(image[None]) for batch in images for image in batch])
+
+    monkeypatch.setattr(features, "encode", None)  # nothing is left to compute
+    assert features.has_features(data, every, CPU)
+    found = extract_features(data, every, CPU, False).items
+    np.testing.assert_array_equal(found, expected.numpy())
+    assert extract_amplitude_mixed(data, every, amplitudes, toward, CPU, False).shape == found.shape
 
 
 def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(tmp_path, monkeypatch, encoded, backbone):

@@ -129,3 +129,8 @@ def test_which_backbones_are_pretrained():
     assert not is_pretrained("text", "hf:distilbert-base-uncased", "default")
     assert not is_pretrained("image", "tiny:resnet", "default")
     assert not is_pretrained("image", nn.Linear(2, 2), "default")
+
+
+def test_none_is_a_word_where_a_setting_is_one():
+    changed = FitSettings().changed(parse_assignments(["tta=none", "image_size=none"]))
+    assert (changed.tta, changed.image_size) == ("none", None)

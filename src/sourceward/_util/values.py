@@ -168,6 +168,8 @@ def _as_type(name: str, value: Any, hint: Any) -> Any:
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if isinstance(value, str) and (str not in options or isinstance(_literal(value), int)):
         value = _literal(value)
+    if value is None and options == (str,):
+        value = "none"  # the word, which `_literal` reads as nothing
     for option in options:
         wanted = get_origin(option) or option
         if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):

@@ -1,9 +1,12 @@
-"""Features of a frozen backbone, of samples and of changed copies: computed once, cached on disk."""
+"""Features of a frozen backbone, of samples and of changed copies: computed once, cached on disk.
+
+Backbones side by side have a file each, so that a combination of them finds what another one computed.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +28,9 @@ from sourceward.data.image_ops import mix_amplitude_toward
 from sourceward.data.loading import ChangedSamples, Samples, check_kind, encode, prepare_samples
 from sourceward.data.transforms import AMPLITUDE_SHARE, as_bytes
 from sourceward.nn.backbones import Backbone
+from sourceward.nn.backbones.several import only, scale_and_join, split
+
+Encoder = Callable[[Any], Tensor]
 
 
 def extract_features(
@@ -35,13 +41,13 @@ def extract_features(
     What was computed of a domain when a process was killed is found again, `CHUNK` samples at a time.
     """
     check_kind(dataset.kind, backbone)
-    identity = _identity(backbone, device)
+    identities = _identities(backbone, device)
     features = np.empty((len(dataset), backbone.dim), dtype=np.float32)
     for code, name in enumerate(dataset.domain_names):
         rows = np.flatnonzero(dataset.domains == code)
         for some, title in chunks(rows, f"features of {name}"):
             part = dataset.select(some)
-            features[some] = _domain_features(part, title, backbone, device, identity, show)
+            features[some] = _domain_features(part, title, backbone, device, identities, show)
     return replace(dataset, kind="features", items=features)
 
 
@@ -114,18 +120,19 @@ def extract_amplitude_mixed(
 ) -> np.ndarray:
     """Features of every image with amplitudes mixed toward source `toward`; kept on disk in chunks."""
     backbone = backbone.to(device).eval()
-    own, found = _identity(backbone, device), []
+    own, found = _identities(backbone, device), []
 
-    def compute(part: DomainDataset, sources: Tensor, title: str) -> Tensor:
+    def compute(part: DomainDataset, sources: Tensor, title: str, network: Encoder) -> Tensor:
         samples = prepare_samples(part, backbone, device, show=show)
         copies = AmplitudeMixed(samples, amplitudes, sources.to(device))
         with progress_bar(len(part), title, show) as advance:
-            return encode(backbone, copies, slice(0, len(part)), advance)
+            return encode(network, copies, slice(0, len(part)), advance)
 
     for rows, title in chunks(np.arange(len(dataset)), "features in other amplitudes"):
         part, sources = dataset.select(rows), torch.from_numpy(toward[rows])
-        identity = f"{part.content_hash()}{own}{tensor_hash({'amplitudes': amplitudes, 'toward': sources})}"
-        found.append(_kept(identity, backbone, partial(compute, part, sources, title)))
+        content, how = part.content_hash(), tensor_hash({"amplitudes": amplitudes, "toward": sources})
+        keys = [f"{content}{identity}{how}" for identity in own]
+        found.append(_kept(keys, backbone, partial(compute, part, sources, title)))
     return np.concatenate(found) if found else np.zeros((0, backbone.dim), dtype=np.float32)
 
 
@@ -135,11 +142,12 @@ def extract_corrupted(
     """`corrupted_features` of a whole dataset by a frozen backbone; kept on disk."""
     backbone = backbone.to(device).eval()
 
-    def compute() -> Tensor:
+    def compute(network: Encoder) -> Tensor:
         samples = prepare_samples(dataset, backbone, device, show=show)
-        return corrupted_features(backbone, samples, slice(0, len(dataset)), seed)
+        return corrupted_features(network, samples, slice(0, len(dataset)), seed)
 
-    return _kept(f"{dataset.content_hash()}{_identity(backbone, device)}{seed}corrupted", backbone, compute)
+    own = _identities(backbone, device)
+    return _kept([f"{dataset.content_hash()}{each}{seed}corrupted" for each in own], backbone, compute)
 
 
 def _domain_features(
@@ -147,17 +155,17 @@ def _domain_features(
     title: str,
     backbone: Backbone,
     device: torch.device,
-    identity: str,
+    identities: Sequence[str],
     show: bool | None,
 ) -> np.ndarray:
     backbone = backbone.to(device).eval()
 
-    def compute() -> Tensor:
+    def compute(network: Encoder) -> Tensor:
         samples = prepare_samples(part, backbone, device, show=show)
         with progress_bar(len(part), title, show) as advance:
-            return encode(backbone, samples, slice(0, len(part)), advance)
+            return encode(network, samples, slice(0, len(part)), advance)
 
-    return _kept(f"{part.content_hash()}{identity}", backbone, compute)
+    return _kept([f"{part.content_hash()}{own}" for own in identities], backbone, compute)
 
 
 def _file(identity: str) -> Path:
@@ -167,28 +175,58 @@ def _file(identity: str) -> Path:
 
 def has_features(dataset: DomainDataset, backbone: Backbone, device: torch.device) -> bool:
     """Whether `extract_features` has nothing left to compute."""
-    identity = _identity(backbone, device)
+    identities = _identities(backbone, device)
     return all(
-        _file(f"{dataset.select(some).content_hash()}{identity}").is_file()
+        _file(f"{content}{identity}").is_file()
         for code in range(len(dataset.domain_names))
         for some, _ in chunks(np.flatnonzero(dataset.domains == code), "")
+        for content in [dataset.select(some).content_hash()]
+        for identity in identities
     )
 
 
-def _kept(identity: str, backbone: Backbone, compute: Callable[[], Tensor]) -> np.ndarray:
-    """Features from the disk, or computed and written there."""
-    file = _file(identity)
-    with _alone(file):
-        if file.is_file():
-            try:
-                return load_tensors(file)[0]["features"].numpy()
-            except (InputError, KeyError, TypeError):  # torn: computed again
-                file.unlink()
-        features = compute().cpu()
-        with suppress(OSError, InputError):  # a cache that cannot be written costs time, nothing else
-            save_tensors(file, {"features": features}, {"backbone": backbone.spec})
-            trim_cache(max(cache_limit(), file.stat().st_size))
-    return features.numpy()
+def _kept(keys: Sequence[str], backbone: Backbone, compute: Callable[[Encoder], Tensor]) -> np.ndarray:
+    """Features from the disk, or computed and written there.
+
+    Args:
+        keys: one for each of the backbones side by side.
+        backbone: whose features they are.
+        compute: what an encoder makes of the samples.
+    """
+    each, files = split(backbone), [_file(key) for key in keys]
+    single = each[0] is backbone
+    with ExitStack() as stack:
+        for file in sorted({*files}):  # in one order, so that no two processes wait for each other
+            stack.enter_context(_alone(file))
+        found = [_read(file) for file in files]
+        missing = [place for place, feature in enumerate(found) if feature is None]
+        if missing:
+            new = compute(backbone if single else only(backbone, missing).joined).cpu()
+            for place, part in zip(missing, new.split([each[place].dim for place in missing], dim=1)):
+                found[place] = part.contiguous()
+                _write(files[place], part.contiguous(), each[place].spec)
+    features = [feature for feature in found if feature is not None]
+    if single:
+        return features[0].numpy()
+    rows = zip(*features)  # each alone: the order of a sum may depend on the shape
+    return torch.cat([scale_and_join([part[None] for part in row]) for row in rows]).numpy()
+
+
+def _read(file: Path) -> Tensor | None:
+    """Features of one file; None where there is none, or a torn one, which is deleted."""
+    if not file.is_file():
+        return None
+    try:
+        return load_tensors(file)[0]["features"]
+    except (InputError, KeyError, TypeError):
+        file.unlink()
+        return None
+
+
+def _write(file: Path, features: Tensor, spec: str) -> None:
+    with suppress(OSError, InputError):  # a cache that cannot be written costs time, nothing else
+        save_tensors(file, {"features": features}, {"backbone": spec})
+        trim_cache(max(cache_limit(), file.stat().st_size))
 
 
 @contextmanager
@@ -206,6 +244,11 @@ def _alone(file: Path) -> Iterator[None]:
 
 KERNELS = 2
 """Raise it when the bits of features change, so that no older ones are read from the cache."""
+
+
+def _identities(backbone: Backbone, device: torch.device) -> list[str]:
+    """Of everything the features depend on but the inputs, for each of the backbones side by side."""
+    return [_identity(part, device) for part in split(backbone)]
 
 
 def _identity(backbone: Backbone, device: torch.device) -> str:

@@ -152,8 +152,7 @@ def rebuild(
         network = module
     elif family == SEVERAL:
         check(architecture, {"parts": [PART]}, "backbone.architecture")
-        each = [(part["family"], part["name"], part["architecture"]) for part in architecture["parts"]]
-        network = Several([_network(*part, None, elements) for part in each])
+        network = _several(architecture["parts"], config["preprocessing"], elements)
     elif family in FAMILIES:
         network = _network(family, name, architecture, pooling, elements)
     else:
@@ -191,7 +190,7 @@ SCHEMA = {
     "domain_norm": Optional(Whole(1, 1000)),
 }
 """Of `Backbone.config()`."""
-PART = {"family": str, "name": str, "architecture": dict}
+PART = {"family": str, "name": str, "architecture": dict, "dim": Whole(1), "mean": [float], "std": [float]}
 """Of each of several backbones side by side."""
 ARCHITECTURE = {"tiny": set[str](), "timm": {"img_size"}, "torchvision": {"image_size", "transform_input"}}
 """Arguments that a family's `build` may write to the config. Others, such as the path of a checkpoint, would
@@ -216,6 +215,16 @@ def _network(
                 if sum(parameter.numel() for parameter in found.parameters()) > elements:
                     raise InputError(f"{family}:{name} is larger than the weights that are to fit it.")
         return FAMILIES[family].rebuild(name, dict(architecture), pooling)
+
+
+def _several(parts: list[dict[str, Any]], prepared: dict[str, Any], elements: int | None) -> Several:
+    """Build the networks of a config side by side."""
+    each = [(part["family"], part["name"], part["architecture"]) for part in parts]
+    own: list[Any] = [
+        from_dict("image", prepared | {name: p[name] for name in ("mean", "std")}) for p in parts
+    ]
+    networks = [_network(*part, None, elements) for part in each]
+    return Several(networks, [each.mean for each in own], [each.std for each in own])
 
 
 def _resolve(spec: str) -> tuple[str, str, str]:
