@@ -23,7 +23,7 @@ TRANSFORMS = "hflip+crop+adain_mean"
 FULL = "hflip+crop+adain"
 """The largest set that validation chooses from: five copies with three sources."""
 
-ROUNDS = 7
+ROUNDS = 5
 """On a CPU, rounds in which everything is timed once."""
 
 POOL = 12
