@@ -1,18 +1,20 @@
 """`CopyEncoder`: features of images and of their copies by one pass of the backbone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from sourceward._util.threads import one_thread
 from sourceward.adaptation.base import Unsuitable
-from sourceward.data.loading import rows_per_pass
+from sourceward.data.loading import rows_per_chunk, rows_per_pass
 from sourceward.data.transforms import OWN, TRANSFORMS, Copy, make_copies, parse_transforms
 from sourceward.nn import Network, Projected
-from sourceward.nn.alone import Pass, encode_alone
+from sourceward.nn.alone import encode_alone
 from sourceward.nn.backbones import ImagePreprocessing
 from sourceward.nn.feature_statistics import FeatureStatistics
+from sourceward.nn.split import split_at
 
 WHY_NOT = {
     "amplitudes": "This model has no Fourier amplitudes of its sources: `fourier` needs a model that `fit` "
@@ -56,6 +58,17 @@ def copies_of(images: Tensor, names: str, statistics: Statistics) -> Iterator[tu
     for name in parse_transforms(names):
         for copy in make_copies(name, images, statistics.sources, statistics.amplitudes):
             yield name, copy
+
+
+class Passes(NamedTuple):
+    """The passes of one image on a CPU, by transform; the image itself has the name ""."""
+
+    whole: dict[str, Callable[[Tensor], Tensor]]
+    """From the image, uint8, to the features of the copies of a transform."""
+    front: nn.Module | None
+    """From the normalised image to the map at which AdaIN begins."""
+    rest: dict[str, nn.Module]
+    """From that map to features."""
 
 
 class CopyEncoder(nn.Module):
@@ -107,18 +120,18 @@ class CopyEncoder(nn.Module):
             self.register_buffer(name, torch.tensor(values, device=device).view(-1, 1, 1), persistent=False)
         self.shared = False
         self.backbone = backbone
-        self.alone: tuple[nn.Module, list[CopyEncoder]] | None = None
-        changed = [*dict.fromkeys(self.names[self.own :])]
-        if device.type == "cpu" and self.own + len(changed) > 1:
-            rest = [CopyEncoder(backbone, preprocessing, n, statistics, plain=False) for n in changed]
-            self.alone = backbone, rest  # a tuple, so that its modules are not listed twice
+        self.given = backbone, preprocessing, statistics  # a tuple, so that modules are not listed twice
+        self._alone: Passes | None = None
         if self.own < len(copies):
             self._apply_statistics(statistics.feature_statistics, preprocessing.size)
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (copies x n, dim) of uint8 images (n, 3, h, w)."""
-        return self.backbone((self.pixels(images).float() / 255 - self.mean) / self.std)
+        return self.backbone(self._normalized(self.pixels(images)))
+
+    def _normalized(self, images: Tensor) -> Tensor:
+        return (images.float() / 255 - self.mean) / self.std
 
     def pixels(self, images: Tensor) -> Tensor:
         """The rows that enter the backbone, uint8."""
@@ -134,46 +147,101 @@ class CopyEncoder(nn.Module):
         return found[0] if len(found) == 1 else torch.cat(found)
 
     @torch.no_grad()
-    def encode(self, images: Tensor) -> Tensor:
-        """Features (copies, n, dim) of any number of images, some at a time; bfloat16 inside on CUDA."""
-        device = self.mean.device
+    def encode(
+        self, images: Tensor, only: Collection[str] | None = None, stems: Sequence[Tensor] | None = None
+    ) -> Tensor:
+        """Features (copies, n, dim) of any number of images, some at a time; bfloat16 inside on CUDA.
+
+        Args:
+            images: uint8 (n, 3, h, w).
+            only: on a CPU, the transforms whose copies are encoded; all when None.
+            stems: what `stems` returned for these images, if it is known.
+        """
+        device, parts = self.mean.device, []
         if device.type == "cpu":
-            return self._encode_alone(images.split(1))
+            names = [name for name in dict.fromkeys(self.names) if only is None or name in only]
+            step = len(images) if stems else rows_per_chunk(device)  # stems take memory
+            parts = [self._encode_alone(some, names, stems) for some in images.split(max(step, 1))]
+            return torch.cat(parts, 1)
         step = max(rows_per_pass(device) // len(self.weights), 1)
-        parts = []
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             for some in images.to(device).split(step):
                 parts.append(self(some).float().unflatten(0, (len(self.weights), -1)))
         return torch.cat(parts, 1)
 
-    def _encode_alone(self, images: Sequence[Tensor]) -> Tensor:
-        """Features (copies, n, dim) of images, a pass for each copy and one for the copies of `adain`: the
-        bits of a feature do not depend on the other transforms."""
-        passes: list[Pass] = [(self, image) for image in images]
-        if self.alone is not None:
-            (backbone, rest), passes = self.alone, []
-            for rows, image in zip(encode_alone([(self._own_rows, image) for image in images]), images):
-                passes += [(backbone, rows[copy : copy + 1]) for copy in range(self.own)]
-                passes += [(encoder, image) for encoder in rest]
-        found, each = encode_alone(passes), len(passes) // len(images)
+    def stems(self, images: Tensor) -> list[Tensor] | None:
+        """On a CPU, the map of each image at which AdaIN begins, which it shares with its AdaIN copies. None
+        where no copy needs it, and for backbones with a connection around it."""
+        if self._passes().front is None:
+            return None
+        return encode_alone([(self._stem, image) for image in images.split(1)])
+
+    def _encode_alone(self, images: Tensor, names: list[str], stems: Sequence[Tensor] | None) -> Tensor:
+        """Features (copies, n, dim), each copy alone in its pass, and the copies of `adain` in one: the bits
+        of a feature do not depend on the other transforms."""
+        whole, _, rest = self._passes()
+        if stems is None and not rest.keys().isdisjoint(names):
+            stems = self.stems(images)
+        passes = [
+            (rest[name], stems[row]) if stems and name in rest else (whole[name], image)
+            for row, image in enumerate(images.split(1))
+            for name in names
+        ]
+        found, each = encode_alone(passes), len(names)
         together = [torch.cat(found[i : i + each]) for i in range(0, len(found), each)]
         return torch.stack(together, 1).float()
 
-    def _own_rows(self, image: Tensor) -> Tensor:
-        """The normalised copies of an image that keep their own feature statistics: (copies, 3, h, w)."""
-        return (self.pixels(image)[: self.own].float() / 255 - self.mean) / self.std
+    def _passes(self) -> Passes:
+        if self._alone is None:
+            backbone, preprocessing, statistics = self.given
+            front, rest = self._parts() if self.toward else (None, {})
+            self._alone = Passes(
+                {
+                    name: CopyEncoder(backbone, preprocessing, name, statistics, plain=not name)._each
+                    for name in dict.fromkeys(self.names)
+                    if name not in rest
+                },
+                front,
+                rest,
+            )
+        return self._alone
+
+    @torch.no_grad()
+    def _parts(self) -> tuple[nn.Module | None, dict[str, nn.Module]]:
+        """The backbone up to the first replaced statistics, and after it for the transforms that share it."""
+        whole, preprocessing, statistics = self.given
+        assert statistics.feature_statistics is not None
+        generator, inner = torch.Generator().manual_seed(0), _inner(whole)
+        trial = torch.randn(1, len(self.mean), *preprocessing.size, generator=generator)
+        with one_thread():
+            parts = split_at(inner, statistics.feature_statistics.layers(inner)[0], trial)
+        if parts is None:
+            return None, {}
+        front, rest = parts
+        found = {"": _projected_as(whole, rest)} if self.plain else {}
+        for name in dict.fromkeys(self.names[self.own :]):
+            toward = [source for own, source in zip(self.names[self.own :], self.toward) if own == name]
+            found[name] = _projected_as(whole, statistics.feature_statistics.applied(rest, 0, toward, 0))
+        return front.eval(), found
+
+    def _stem(self, image: Tensor) -> Tensor:
+        front = self._passes().front
+        assert front is not None
+        return front(self._normalized(image))
+
+    def _each(self, image: Tensor) -> Tensor:
+        """Features of the copies of an image, each alone in its pass; those of `adain` in one."""
+        rows = self._normalized(self.pixels(image))
+        return torch.cat([self.backbone(row) for row in rows.split(1 if self.own else len(rows))])
 
     @torch.no_grad()
     def _apply_statistics(self, statistics: FeatureStatistics | None, size: tuple[int, int]) -> None:
         """Insert AdaIN; before it the images are computed once, where that gives the same features."""
         assert statistics is not None
         whole = self.backbone
-        inner = whole.backbone if isinstance(whole, Projected) else whole
-        assert inner is not None
 
         def applied(image: int | None) -> nn.Module:
-            changed = statistics.applied(inner, self.own, self.toward, image)
-            return (Projected(changed, whole.projection) if isinstance(whole, Projected) else changed).eval()
+            return _projected_as(whole, statistics.applied(_inner(whole), self.own, self.toward, image))
 
         image = 0 if self.plain else self.own
         apart, shared = applied(None), applied(image)
@@ -182,6 +250,18 @@ class CopyEncoder(nn.Module):
             rows = torch.randn(max(self.own, image + 1), 2, len(self.mean), *side, generator=generator)
             self.shared = self.shared or _same(apart, shared, rows.to(self.mean), self.own, image, copies)
         self.backbone = shared if self.shared else apart
+
+
+def _inner(backbone: nn.Module) -> nn.Module:
+    """The backbone without the projection that may follow it."""
+    inner = backbone.backbone if isinstance(backbone, Projected) else backbone
+    assert inner is not None
+    return inner
+
+
+def _projected_as(backbone: nn.Module, changed: nn.Module) -> nn.Module:
+    """A changed copy of what `_inner` returned, followed by the projection of this backbone."""
+    return (Projected(changed, backbone.projection) if isinstance(backbone, Projected) else changed).eval()
 
 
 def _same(apart: nn.Module, shared: nn.Module, rows: Tensor, own: int, image: int, copies: int) -> bool:

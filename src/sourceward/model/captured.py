@@ -1,16 +1,17 @@
 """Encoders of a model's images, and prediction from pixels as one captured CUDA graph."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sourceward.adaptation.base import AdaptationResult, replace_rows, select_rows
 from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.tta import CopyResult, in_doubt, level_average, levels, stop_early
+from sourceward.data.transforms import TRANSFORMS, parse_transforms
 from sourceward.nn import folded
 from sourceward.nn.encoder import ImageEncoder, StaleEncoder
 
@@ -28,6 +29,17 @@ FEW = 16
 """Images in doubt on CUDA whose further copies are all computed at once, for the same reason."""
 
 
+MOST_STEMS = 128
+"""Images on a CPU whose stems are kept for later levels: 3 MB each with ResNet-50."""
+
+
+class Stems(NamedTuple):
+    """On a CPU, what images share with their AdaIN copies: see `CopyEncoder.stems`."""
+
+    encode: CopyEncoder
+    maps: list[Tensor]
+
+
 def adapt_images(
     model: "Model",
     adapter: EnergyAdaptation,
@@ -35,6 +47,7 @@ def adapt_images(
     names: str,
     thresholds: Sequence[float],
     known: Sequence[CopyResult] = (),
+    stems: Stems | None = None,
 ) -> AdaptationResult:
     """Adapt uint8 images of the model's own size, with copies of those that are in doubt.
 
@@ -47,13 +60,15 @@ def adapt_images(
         names: transforms, joined by +.
         thresholds: see `Model.tta_thresholds`.
         known: predictions on the images, and on the copies at the levels before.
+        stems: of the images, computed with the images themselves.
     """
+    stems = stems if known else _stems(model, images, names)
     images, every, made = images.to(model.device), levels(names, thresholds), {copy.name for copy in known}
     level = next(place for place, some in enumerate(every) if not made.issuperset(some))
     if has_few(images, FEW if known else ONE_PASS):
         level = len(every) - 1
     wanted = [name for name in every[level] if name and name not in made]
-    known = [*known, *predict_images(model, adapter, images, "+".join(wanted), plain="" not in made)]
+    known = [*known, *predict_images(model, adapter, images, "+".join(wanted), "" not in made, stems)]
     if level == len(every) - 1:
         return stop_early(known, names, thresholds)
     here = level_average(known, every[level])
@@ -61,8 +76,11 @@ def adapt_images(
     if not doubt.any():
         return here
     rest = [copy._replace(result=select_rows(copy.result, doubt)) for copy in known]
-    rows = images[torch.from_numpy(doubt.nonzero()[0]).to(images.device)]  # a mask would wait for the device
-    return replace_rows(here, doubt, adapt_images(model, adapter, rows, names, thresholds, rest))
+    places = doubt.nonzero()[0]
+    rows = images[torch.from_numpy(places).to(images.device)]  # a mask would wait for the device
+    if stems is not None:
+        stems = stems._replace(maps=[stems.maps[place] for place in places])
+    return replace_rows(here, doubt, adapt_images(model, adapter, rows, names, thresholds, rest, stems))
 
 
 def has_few(images: Tensor, limit: int) -> bool:
@@ -70,8 +88,22 @@ def has_few(images: Tensor, limit: int) -> bool:
     return images.is_cuda and len(images) <= limit
 
 
+def _stems(model: "Model", images: Tensor, names: str) -> Stems | None:
+    needed = any(TRANSFORMS[name].needs == "feature_statistics" for name in parse_transforms(names))
+    if model.device.type != "cpu" or not needed or not 0 < len(images) <= MOST_STEMS:
+        return None
+    encode = copy_encoder(model, names)
+    maps = encode.stems(images)
+    return None if maps is None else Stems(encode, maps)
+
+
 def predict_images(
-    model: "Model", adapter: EnergyAdaptation, images: Tensor, names: str = "", plain: bool = True
+    model: "Model",
+    adapter: EnergyAdaptation,
+    images: Tensor,
+    names: str = "",
+    plain: bool = True,
+    stems: Stems | None = None,
 ) -> list[CopyResult]:
     """Adapt uint8 images of the model's own size and their copies in one pass.
 
@@ -81,15 +113,17 @@ def predict_images(
         images: (n, 3, height, width).
         names: transforms, joined by +.
         plain: whether the images themselves are among the copies; they are the first then.
+        stems: of the images, where they are known.
     """
     network, known = model.network, model.__dict__.get(KEY, {}).get((names, plain))
     if model.device.type != "cuda":
-        encode = copy_encoder(model, names, plain)
+        encode, maps = stems or (copy_encoder(model, names, plain), None)
+        wanted = [*([""] if plain else []), *parse_transforms(names)]
         with torch.no_grad():
-            copies = network.rescale(encode.encode(images))
+            copies = network.rescale(encode.encode(images, wanted, maps))
         together = adapter(network, copies.flatten(0, 1))  # rows are padded for a product, a few cost as one
         rows = np.arange(len(together)).reshape(copies.shape[:2])
-        return _named([select_rows(together, own) for own in rows], encode)
+        return _named([select_rows(together, own) for own in rows], encode, wanted)
     try:
         if known is None or not _describes(known, model):
             raise StaleEncoder
@@ -97,12 +131,15 @@ def predict_images(
     except StaleEncoder:
         known = _encoder(model, names, plain)
         results = adapter.predict_copies(network, images, known)
-    return _named(results, known.encode)
+    assert isinstance(known.encode, CopyEncoder)
+    return _named(results, known.encode, known.encode.names)
 
 
-def _named(results: Sequence[AdaptationResult], encode: nn.Module | None) -> list[CopyResult]:
-    assert isinstance(encode, CopyEncoder)
-    return [CopyResult(*one) for one in zip(results, encode.weights, encode.names, strict=True)]
+def _named(
+    results: Sequence[AdaptationResult], encode: CopyEncoder, names: Sequence[str]
+) -> list[CopyResult]:
+    copies = [pair for pair in zip(encode.weights, encode.names) if pair[1] in names]
+    return [CopyResult(result, *pair) for result, pair in zip(results, copies, strict=True)]
 
 
 def copy_encoder(model: "Model", names: str, plain: bool = True) -> CopyEncoder:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sourceward._util.threads import available_cores, one_thread
 from sourceward.nn.backbones import Backbone
+from sourceward.nn.backbones.backbone import SEVERAL
 
 Pass = tuple[Callable[[Any], Tensor], Any]
 """A module, or a bound method of one, and its input."""
@@ -73,9 +74,9 @@ def _shared_alike(function: Callable[[Any], Tensor], given: Any) -> bool:
 
 def _is_stateless(owner: nn.Module | None) -> bool:
     """Whether passes may overlap. A user's own module might keep what one step leaves for the next."""
-    if owner is None:
-        return False
-    return not any(isinstance(module, Backbone) and module.family == "module" for module in owner.modules())
+    if isinstance(owner, Backbone) and owner.family != SEVERAL:  # its modules are many
+        return owner.family != "module"
+    return owner is not None and all(map(_is_stateless, owner.children()))
 
 
 def _owner(function: Any) -> nn.Module | None:

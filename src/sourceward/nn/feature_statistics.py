@@ -6,13 +6,14 @@ statistics by the mean statistics of a source, as test-time augmentation (test-t
 al., ICML 2023). Each image is normalised by itself.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sourceward.nn.split import share
 
 STRIDES = (4, 8)
 """Strides of the early maps: textures and strokes, not yet objects."""
@@ -37,6 +38,11 @@ class FeatureStatistics(nn.Module):
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         return cls({name: torch.zeros_like(value) for name, value in own.items()})
 
+    def layers(self, backbone: nn.Module) -> list[str]:
+        """Names of the modules whose maps have statistics, in the order of the backbone."""
+        named = {name.replace("/", ".") for name, _ in self.named_buffers()}
+        return [name for name, _ in backbone.named_modules() if name in named]
+
     def applied(
         self, backbone: nn.Module, own: int, toward: Sequence[int], image: int | None = None
     ) -> nn.Module:
@@ -54,9 +60,8 @@ class FeatureStatistics(nn.Module):
                 For backbones without connections around that module; None where the input holds all copies.
         """
         changed = share(backbone)
-        order = {name: place for place, (name, _) in enumerate(backbone.named_modules())}
         named = {name.replace("/", "."): values for name, values in self.named_buffers()}
-        for name in sorted(named, key=order.__getitem__):
+        for name in self.layers(backbone):
             parent, _, leaf = name.rpartition(".")
             module = AdaIN(changed.get_submodule(name), named[name], own, toward, image)
             setattr(changed.get_submodule(parent), leaf, module)
@@ -95,12 +100,6 @@ class AdaIN(nn.Module):
         return torch.cat([*parts, adain(changed, target.unsqueeze(1)).flatten(0, 1)])
 
 
-def share(module: nn.Module) -> nn.Module:
-    """A copy of a module with the same parameters and buffers, not copies of them."""
-    tensors = [*module.parameters(), *module.buffers()]
-    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
-
-
 def feature_statistics(maps: Tensor) -> Tensor:
     """Mean and standard deviation of each channel: (..., channels, height, width) -> (..., 2, channels).
 
@@ -108,8 +107,8 @@ def feature_statistics(maps: Tensor) -> Tensor:
     tensor([[[2.],
              [1.]]])
     """
-    flat = maps.float().flatten(-2)
-    return torch.stack([flat.mean(-1), flat.std(-1, correction=0)], -2)
+    mean, _, std = _centred(maps.float())
+    return torch.stack([mean, std], -4)[..., 0, 0]
 
 
 def adain(maps: Tensor, statistics: Tensor) -> Tensor:
@@ -118,12 +117,17 @@ def adain(maps: Tensor, statistics: Tensor) -> Tensor:
     >>> adain(torch.tensor([[[[1.0, 3.0]]]]), torch.tensor([[0.0], [5.0]]))
     tensor([[[[-5.,  5.]]]])
     """
-    exact = maps.float()
-    own = feature_statistics(exact)[..., None, None]
-    mean, std = statistics[..., None, None].to(own).unbind(-4)
-    own_mean, own_std = own.unbind(-4)
+    _, centred, own_std = _centred(maps.float())
+    mean, std = statistics[..., None, None].to(centred).unbind(-4)
     tiny = torch.finfo(torch.float16).eps  # a constant map stays constant
-    return (mean + (exact - own_mean) * (std / own_std.clamp_min(tiny))).to(maps.dtype)
+    return torch.addcmul(mean, centred, std / own_std.clamp_min(tiny)).to(maps.dtype)
+
+
+def _centred(maps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Means, maps without them, and standard deviations; `torch.std` takes seven times as long on a CPU."""
+    mean = maps.mean((-2, -1), keepdim=True)
+    centred = maps - mean
+    return mean, centred, centred.square().mean((-2, -1), keepdim=True).sqrt()
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sourceward.adaptation.tta import CopyResult, level_average, levels, stopped_shares
 from sourceward.bench.speed.models import Bare, SpeedPlan, make_images, make_model
-from sourceward.bench.speed.timing import timed
+from sourceward.bench.speed.timing import timed_in_turn
 from sourceward.model import Model
 from sourceward.model.captured import predict_images
 from sourceward.nn.feature_statistics import FeatureStatistics, mean_statistics
@@ -22,6 +22,9 @@ TRANSFORMS = "hflip+crop+adain_mean"
 
 FULL = "hflip+crop+adain"
 """The largest set that validation chooses from: five copies with three sources."""
+
+ROUNDS = 5
+"""On a CPU, rounds in which everything is timed once."""
 
 POOL = 12
 """Images of a measurement at least: the cost of a cascade is a mean over samples."""
@@ -58,25 +61,31 @@ def _row(name: str, model: Model, batch: int, device: torch.device, plan: SpeedP
     batches = [part for part in pool.split(batch) if len(part) == batch]
     pool = torch.cat(batches)
 
-    def measured(predict: Callable[[Tensor], Any]) -> float:
-        """Milliseconds of a batch."""
-        call = partial(lambda: [predict(images) for images in batches])
-        few = {"least": 2, "seconds": 0.0} if device.type == "cpu" else {"seconds": plan.seconds}
-        return timed(call, device, repeats=plan.repeats, **few)["median_ms"] / len(batches)  # type: ignore[arg-type]
-
     copies = predict_images(model, model.adapter_for(), pool, TRANSFORMS)
+    doubt = [thresholds_for(copies, shares) for shares in plan.doubt]
+
+    def cascade(thresholds: tuple[float, ...], images: Tensor) -> Any:
+        model.adapter.tta_thresholds_ = thresholds
+        return model.adapt_images(images)
+
+    predict: dict[str, Callable[[Tensor], Any]] = {
+        "none": lambda images: model.adapt_images(images, 0),
+        "steps": model.with_tta("").adapt_images,
+        "full_set": model.with_tta(FULL).adapt_images,
+        "all_copies": model.with_tta(TRANSFORMS, cascade=False).adapt_images,
+        **{str(number): partial(cascade, thresholds) for number, thresholds in enumerate(doubt)},
+    }
+    calls = {
+        name: partial(lambda one: [one(images) for images in batches], one) for name, one in predict.items()
+    }
+    found = timed_in_turn(calls, device, min(ROUNDS, plan.repeats) if device.type == "cpu" else plan.repeats)
     row: dict[str, Any] = {"backbone": name, "batch": batch, "transforms": TRANSFORMS, "full_set": FULL}
-    row["none_ms"] = measured(lambda images: model.adapt_images(images, 0))
-    row["steps_ms"] = measured(model.with_tta("").adapt_images)
-    row["full_set_ms"] = measured(model.with_tta(FULL).adapt_images)
-    row["all_copies_ms"] = measured(model.with_tta(TRANSFORMS, cascade=False).adapt_images)
+    for key in ("none", "steps", "full_set", "all_copies"):
+        row[f"{key}_ms"], row[f"ratio_{key}"] = found[key][0] / len(batches), found[key][1]
     row["cascade"] = []
-    for shares in plan.doubt:
-        model.adapter.tta_thresholds_ = thresholds_for(copies, shares)
-        cost, stopped = measured(model.adapt_images), stopped_shares(copies, TRANSFORMS, model.tta_thresholds)
-        row["cascade"].append({"stopped": stopped, "ms": cost, "ratio": cost / row["none_ms"]})
-    for key in ("full_set", "all_copies"):
-        row[f"ratio_{key}"] = row[f"{key}_ms"] / row["none_ms"]
+    for number, model.adapter.tta_thresholds_ in enumerate(doubt):
+        stopped, (cost, ratio) = stopped_shares(copies, TRANSFORMS, model.tta_thresholds), found[str(number)]
+        row["cascade"].append({"stopped": stopped, "ms": cost / len(batches), "ratio": ratio})
     return row
 
 

@@ -41,6 +41,29 @@ def timed(
     return {"median_ms": middle, "low_ms": low, "high_ms": high, "repeats": len(times)}
 
 
+def timed_in_turn(
+    calls: Mapping[str, Callable[[], Any]], device: torch.device, rounds: int
+) -> dict[str, tuple[float, float]]:
+    """Return, for each call, its median milliseconds and the median of its ratio to the first call of the
+    same round: the speed of a shared machine changes, and a round is short.
+
+    Args:
+        calls: by name.
+        device: where they run; each call waits for it.
+        rounds: in each of which every call is timed once, after one that warms up.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        for name, function in calls.items():
+            start = time.perf_counter()
+            function()
+            wait(device)
+            if turn:
+                times[name].append(1e3 * (time.perf_counter() - start))
+    first, median = next(iter(times.values())), statistics.median
+    return {name: (median(own), median(a / b for a, b in zip(own, first))) for name, own in times.items()}
+
+
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
