@@ -15,6 +15,7 @@ from sourceward._util.devices import choose_device
 from sourceward._util.storage import held_folder
 from sourceward.functional import principal_components
 from sourceward.nn.backbones import create_backbone
+from sourceward.training.configuration import settings_for
 from tests.helpers import QUICK, make_domains
 from tests.tiny_runs import fit_tiny, image_folder, tiny_features
 
@@ -43,6 +44,11 @@ def test_devices_that_are_not_there(device):
 def test_sizes_that_are_slips_of_the_pen(setting):
     with pytest.raises(InputError, match="Expected"):
         EnergyAdapter(**{**QUICK, **setting}).fit(X, Y, sample_domain=SOURCE)
+
+
+def test_an_unknown_schedule_where_none_is_allowed():
+    with pytest.raises(InputError, match=r"Unknown energy_schedule 'x'.* Known: .*none"):
+        settings_for(True, {"energy_schedule": "x"})
 
 
 def test_images_of_impossible_size():

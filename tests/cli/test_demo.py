@@ -59,7 +59,8 @@ def test_the_page_loads_nothing_from_anywhere(written):
     loads = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)|url\(([^)]*)\)|@import""", page)
     assert all(a.startswith(("data:", "#")) or b.startswith("#") for a, b in loads)
     assert "<script" not in page
-    assert "http" not in page
+    assert "http:" not in page
+    assert "https:" not in page
 
 
 def test_nothing_else_is_left_in_the_folder(written):

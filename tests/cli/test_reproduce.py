@@ -29,7 +29,8 @@ def test_an_experiment_and_its_page(tmp_path):
     html = (out / "report.html").read_text()
     assert "sourceward reproduce aggregation" in html
     assert "ORACLE: best source" in html
-    assert "http" not in html
+    assert "http:" not in html
+    assert "https:" not in html
     page = tmp_path / "deep" / "er" / "r.html"
     done = sourceward("report", str(out), "--out", str(page))
     assert (done.returncode, page.read_text()) == (0, html), done.stderr

@@ -64,15 +64,13 @@ def run_case(world: Any, kind: str, number: int, seed: int) -> str:
     import numpy as np
 
     from sourceward._util.errors import InputError, TrainingError
-    from tests.fuzz import folders, kinds
-    from tests.fuzz.arguments import arguments
-    from tests.fuzz.http import requests
+    from tests.fuzz import arguments, folders, http, kinds, known, tables
     from tests.fuzz.watch import WATCH
 
     shutil.rmtree(world.work, ignore_errors=True)
     world.work.mkdir()
-    others = {"arguments": arguments, "requests": requests}
-    function = others.get(kind) or getattr(kinds, kind, None) or getattr(folders, kind)
+    modules = (kinds, tables, folders, known, http, arguments)
+    function = next(getattr(module, kind) for module in modules if hasattr(module, kind))
     WATCH.start(world.folder)
     try:
         return function(world, np.random.default_rng((seed, number)))

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 from sourceward import load, open_dataset
-from sourceward._util.errors import InputError
 from sourceward._util.storage import load_tensors, save_tensors
 from sourceward._util.values import read_config
 from sourceward.data.cache import trim_cache
@@ -25,7 +23,7 @@ from sourceward.model.predicting import predict_files
 from sourceward.report.document import document
 from sourceward.report.results import read_all, readable, report_html
 from sourceward.training.configuration import settings_for
-from tests.fuzz.kinds import Finding, Random, World
+from tests.fuzz.kinds import Finding, Random, World, pipe
 from tests.fuzz.mutate import VALUES, WORDS, damage, odd_json, pick
 from tests.tiny_runs import fit_tiny, kill_at, tiny_features, tiny_images, weights_of
 
@@ -62,6 +60,7 @@ def states(world: World, rng: Random) -> str:
         tensors, meta = load_tensors(path)
         tensors, meta = _odd_tensors(tensors, rng), odd_json(meta, rng) if rng.random() < 0.5 else meta
         save_file(tensors, file, metadata={"sourceward": json.dumps(meta)})
+    pipe(file, rng)
     found = load(folder, "cpu").stream().load(file).predict_proba(inputs)
     if noticed and not np.array_equal(found, expected):
         raise Finding("a damaged state predicts something else")
@@ -138,6 +137,7 @@ def drift(world: World, rng: Random) -> str:
         file.write_bytes(_parquet(rows, rng))
     if rng.random() < 0.4:
         file.write_bytes(damage(file.read_bytes(), rng))
+    pipe(file, rng)
     found = measure_drift(folder, [file], window=int(pick(rng, (20, 50, 10**6))))
     json.dumps(found, allow_nan=False)
     return "used"
@@ -268,42 +268,3 @@ def caches(world: World, rng: Random) -> str:
     if not foreign.exists():
         raise Finding(f"clearing the cache deleted {foreign.name}")
     return "used"
-
-
-def known(world: World, rng: Random) -> str:
-    """Files of known datasets: idx, .npy and split lists."""
-    folder, kind = world.work, pick(rng, ("mnist", "cifar", "lists"))
-    odd = rng.random() < 0.7
-    if kind == "mnist":
-        shapes = {"images-idx3": (20, 28, 28), "labels-idx1": (20,)}
-        for name, shape in shapes.items():
-            array = rng.integers(0, 10, shape, dtype=np.uint8)
-            data = struct.pack(">HBB", 0, 8, len(shape)) + struct.pack(f">{len(shape)}I", *shape)
-            data += array.tobytes()
-            (folder / f"train-{name}-ubyte").write_bytes(damage(data, rng) if odd else data)
-        return _opened(f"rotated_mnist:{folder}", per_domain=5)
-    if kind == "cifar":
-        labels = pick(rng, (np.arange(9) % 10, np.arange(9) * 0.5, np.array(3), np.array(["a"] * 9)))
-        for name, array in (("labels", labels), ("fog", np.zeros((9, 32, 32, 3), np.uint8))):
-            stream = io.BytesIO()
-            np.save(stream, array)
-            data = stream.getvalue()
-            (folder / f"{name}.npy").write_bytes(damage(data, rng) if odd else data)
-        if rng.random() < 0.1:
-            os.mkfifo(folder / "data_batch_1.bin")
-        return _opened(f"cifar10_c:{folder}", severity=1)
-    for domain in ("photo", "sketch"):
-        (folder / domain / "dog").mkdir(parents=True)
-        (folder / domain / "dog" / "1.png").write_bytes(b"x")
-    words = [f"photo/dog/1.png {pick(rng, (*WORDS, '²', '-', '9' * 30))}" for _ in range(3)]
-    (folder / "photo_train_kfold.txt").write_bytes("\n".join(words).encode("utf-8", "replace"))
-    return _opened(f"pacs:{folder}")
-
-
-def _opened(spec: str, **options: Any) -> str:
-    try:
-        return "used" if len(open_dataset(spec, **options)) else "refused"
-    except InputError as error:
-        if "\n" in str(error):
-            raise Finding(f"an error of several lines: {error}") from None
-        return "refused"

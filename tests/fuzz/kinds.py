@@ -3,7 +3,6 @@
 A case returns "used" or "refused". Anything but our own errors is a finding, and so is a `Finding`.
 """
 
-import csv
 import io
 import json
 import os
@@ -25,7 +24,7 @@ from sourceward.data.decode import Geometry, decode_image
 from sourceward.model.card import model_card
 from sourceward.model.file import describe_model
 from sourceward.model.inputs import Failure, find_inputs
-from tests.fuzz.mutate import WORDS, damage, odd_json, pick
+from tests.fuzz.mutate import damage, directed, odd_json, other_digit, pick
 from tests.helpers import QUICK, make_domains
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
 
@@ -92,6 +91,8 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000")
 
 
 def images(world: World, rng: Random) -> str:
+    if rng.random() < 0.05:
+        return _other_format(rng)
     data = damage(image_bytes(rng), rng) if rng.random() < 0.9 else image_bytes(rng)
     shape = Geometry(pick(rng, (8, 16)), 8, pick(rng, ("crop", "exact")), pick(rng, (1.0, 0.875)))
     name, most = pick(
@@ -111,71 +112,19 @@ def images(world: World, rng: Random) -> str:
     return "used"
 
 
-def tables(world: World, rng: Random) -> str:
-    (world.work / "a.png").write_bytes(image_bytes(rng))
-    if rng.random() < 0.25:
-        return _dialect(world, rng)
-    if rng.random() < 0.3:
-        os.mkfifo(world.work / "pipe.png")  # one of the words
-    names = [
-        pick(rng, ("text", "path", "domain", "label", "split", "id", pick(rng, WORDS))) for _ in range(4)
-    ]
-    names[:3] = (pick(rng, ("text", "path")), "domain", "label") if rng.random() < 0.7 else names[:3]
-    rows = [[pick(rng, WORDS) for _ in names] for _ in range(int(rng.integers(0, 9)))]
-    suffix = pick(rng, (".csv", ".tsv", ".parquet"))
-    path = world.work / f"table{suffix}"
-    if suffix == ".parquet":
-        path.write_bytes(_parquet(names, rows, rng))
-    else:
-        line = "," if suffix == ".csv" else "\t"
-        text = "\n".join(line.join(row) for row in [names, *rows])
-        path.write_bytes(text.encode(pick(rng, ("utf-8", "utf-16", "latin-1")), "replace"))
-    if rng.random() < 0.5:
-        path.write_bytes(damage(path.read_bytes(), rng))
-    kind, root = pick(rng, ("text", "image")), pick(rng, (None, str(world.work)))
-    return _both(
-        lambda: [
-            item if isinstance(item, str) else item.read() for item in open_dataset(path, root=root).items
-        ],
-        lambda: [_value(sample) for sample in find_inputs(kind, [path], root=root)],
-    )
+def _other_format(rng: Random) -> str:
+    """An image of a format that Pillow reads and we do not: some of them start another program."""
+    kind, stream = pick(rng, ("EPS", "ICO", "TGA", "PCX", "SGI", "IM", "DDS")), io.BytesIO()
+    Image.new("RGB", (16, 16), (200, 3, 90)).save(stream, kind)
+    decode_image(stream.getvalue(), Geometry(8, 8))
+    raise Finding(f"an image of format {kind} was decoded")
 
 
-def _dialect(world: World, rng: Random) -> str:
-    """A table of any dialect that `csv` can write: the texts are read as they were written, or refused."""
-    texts = [
-        f"{pick(rng, WORDS)} {pick(rng, WORDS)} x".replace("\0", "").replace("\ud800", "") for _ in range(6)
-    ]
-    mark, line = pick(rng, (",", ";", "|", "\t", "^", "é")), pick(rng, ("\n", "\r\n", "\r"))
-    stream = io.StringIO(newline="")
-    writer = csv.writer(stream, delimiter=mark, lineterminator=line, quoting=pick(rng, (0, 1, 2)))
-    writer.writerow(["text", "domain", "label"])
-    writer.writerows([text, "a" if i % 2 else "b", "0" if i < 3 else "1"] for i, text in enumerate(texts))
-    path = world.work / "table.csv"
-    path.write_bytes(stream.getvalue().encode(pick(rng, ("utf-8", "utf-8-sig"))))
-    if list(open_dataset(path, delimiter=mark).items) != texts:
-        raise Finding(f"other texts than were written with {mark!r}")
-    return "used"
-
-
-def _parquet(names: list[str], rows: list[list[str]], rng: Random) -> bytes:
-    import pyarrow
-    from pyarrow import parquet
-
-    makers = (
-        lambda column: pyarrow.array([word.encode("utf-8", "replace") for word in column]),
-        lambda column: pyarrow.array([word.encode("utf-8", "replace").decode() for word in column]),
-        lambda column: pyarrow.array(
-            [2**55 * min(len(word), 20) for word in column], pyarrow.timestamp("ms")
-        ),
-        lambda column: pyarrow.array([[len(word)] for word in column], pyarrow.list_(pyarrow.int64())),
-    )
-    columns = {
-        name.encode("utf-8", "replace").decode(): [row[i] for row in rows] for i, name in enumerate(names)
-    }
-    stream = io.BytesIO()
-    parquet.write_table(pyarrow.table({n: pick(rng, makers)(c) for n, c in columns.items()}), stream)
-    return stream.getvalue()
+def pipe(path: Path, rng: Random) -> None:
+    """Now and then, put a pipe in the place of a file: whoever opens it waits forever."""
+    if rng.random() < 0.03:
+        path.unlink()
+        os.mkfifo(path)
 
 
 def features(world: World, rng: Random) -> str:
@@ -213,11 +162,13 @@ def features(world: World, rng: Random) -> str:
         stream.getvalue() if rng.random() < 0.4 + 0.4 * plain else damage(stream.getvalue(), rng)
     )
 
+    pipe(path, rng)
+
     def predict() -> Any:
         rows = [sample.value for sample in find_inputs("features", [path])]
         return np.isfinite(world.loaded.predict_proba(np.stack(rows))).all() if rows else None
 
-    return _both(lambda: open_dataset(path).items, predict)
+    return both(lambda: open_dataset(path).items, predict)
 
 
 SIZES = (
@@ -255,13 +206,14 @@ def archives(world: World, rng: Random) -> str:
             data[header + 148 : header + 156] = b" " * 8
             data[header + 148 : header + 156] = b"%06o\0 " % sum(data[header : header + 512])
     path.write_bytes(damage(bytes(data), rng) if rng.random() < 0.4 else data)
+    pipe(path, rng)
 
     def read() -> None:
         for item in open_dataset(path).items:
             if len(item.read()) != item.size:
                 raise Finding("a file of the archive is shorter than listed")
 
-    return _both(read, lambda: [_value(sample) for sample in find_inputs("image", [path])])
+    return both(read, lambda: [value(sample) for sample in find_inputs("image", [path])])
 
 
 def model_folders(world: World, rng: Random) -> str:
@@ -269,16 +221,18 @@ def model_folders(world: World, rng: Random) -> str:
     folder = world.work / "model"
     shutil.copytree(source, folder)
     os.mkfifo(world.work / "pipe")
-    draw = rng.random()
+    draw, whole = rng.random(), json.loads((folder / "config.json").read_text())
     if draw < 0.4:  # damage, which checksums notice
         file = folder / pick(rng, ("config.json", "config.json", "model.safetensors"))
-        file.write_bytes(damage(file.read_bytes(), rng))
+        change = pick(rng, (damage, other_digit))
+        file.write_bytes(change(file.read_bytes(), rng))
+        pipe(file, rng)
     elif draw < 0.5:
         pick(rng, [path for path in folder.iterdir() if path.is_file()]).unlink()
     else:  # somebody who knows of the checksum
         config = json.loads((folder / "config.json").read_text())
         config.pop("sha256")
-        config = odd_json(config, rng)
+        config = directed(config, rng) if rng.random() < 0.25 else odd_json(config, rng)
         (folder / "config.json").write_text(json.dumps(config))
     model = load(folder, "cpu")
     found = model.predict_proba(inputs)
@@ -287,6 +241,10 @@ def model_folders(world: World, rng: Random) -> str:
         raise Finding("a model without a description")
     if draw < 0.5 and not np.array_equal(found, expected):
         raise Finding("a damaged folder predicts something else")
+    loaded = json.loads((folder / "config.json").read_text())
+    # Without its key `sha256`, which may be hit itself, a config.json is one that somebody edited.
+    if draw < 0.5 and any(loaded.get(key) != whole[key] for key in whole if key != "sha256"):
+        raise Finding("a damaged config.json was taken")
     if not np.isfinite(found).all():
         raise Finding("a prediction that is not finite")
     return "used"
@@ -300,7 +258,7 @@ def estimators(world: World, rng: Random) -> str:
     return "used"
 
 
-def _value(sample: Any) -> Any:
+def value(sample: Any) -> Any:
     """What `predict` does with a sample that it found."""
     if isinstance(sample.value, Failure | str):
         return sample.value
@@ -310,7 +268,7 @@ def _value(sample: Any) -> Any:
         return None
 
 
-def _both(*uses: Callable[[], Any]) -> str:
+def both(*uses: Callable[[], Any]) -> str:
     """Use an input in several ways; "used" if one of them took it."""
     used = "refused"
     for use in uses:

@@ -50,6 +50,54 @@ def damage(data: bytes, rng: np.random.Generator, most: int = 4) -> bytes:
     return bytes(found)
 
 
+def other_digit(data: bytes, rng: np.random.Generator) -> bytes:
+    """Another digit in one place: what is still valid in every format, and means something else."""
+    found = bytearray(data)
+    places = [place for place, byte in enumerate(found) if 48 <= byte < 58]
+    if places:
+        place = places[int(rng.integers(len(places)))]
+        found[place] = 48 + (found[place] - 48 + int(rng.integers(1, 10))) % 10
+    return bytes(found)
+
+
+DIRECTED: tuple[tuple[str, Any], ...] = (
+    ("adapter.classes_dtype", "<U500000000"),
+    ("adapter.classes_dtype", "V2000000000"),
+    ("adapter.dim", 10**6),
+    ("adapter.n_features_in", 2 * 10**9),
+    ("adapter.num_steps", 10**9),
+    ("adapter.params.step_size", 1e308),
+    ("adapter.params.num_draws", 10**9),
+    ("adapter.source_weights", [1.0] * 9),
+    ("adapter.feature_names_in", ["a"] * 10**5),
+    ("adapter.classes", ["a", "a", "a"]),
+    ("adapter.sources", ["a"] * 9),
+    ("adapter.trust", {"temperature": 0, "quantiles": [], "error": {}, "calibration_error": []}),
+    ("backbone.family", "hf"),
+    ("backbone.name", "hf-hub:a/b"),
+    ("backbone.preprocessing.size", [10**6, 10**6]),
+    ("backbone.preprocessing.std", [0, 0, 0]),
+    ("backbone.domain_norm", 10**9),
+    ("files", {"../../etc/hostname": "0"}),
+    ("files", {"../pipe": "0"}),
+    ("tta", "hflip+" * 5000),
+)
+"""Places of config.json where a value could take memory or time, or lead elsewhere."""
+
+
+def directed(config: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """A copy of a config.json with one of `DIRECTED` in it."""
+    config = copy.deepcopy(config)
+    path, value = DIRECTED[rng.integers(len(DIRECTED))]
+    here: Any = config
+    *above, last = path.split(".")
+    for name in above:
+        here = here.get(name) if isinstance(here, dict) else None
+    if isinstance(here, dict):
+        here[last] = value
+    return config
+
+
 def odd_json(value: Any, rng: np.random.Generator) -> Any:
     """A copy of a JSON value in which one place holds something odd, is missing, or is one too many."""
     value = copy.deepcopy(value)

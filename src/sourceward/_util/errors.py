@@ -30,7 +30,7 @@ class TrainingError(RuntimeError):
     """Training cannot go on: features collapsed, an energy diverged. The message says what to change."""
 
 
-def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
+def unknown_name(kind: str, name: object, known: Iterable[str | None]) -> InputError:
     """Return the error for an unknown name, with the nearest known names.
 
     >>> print(unknown_name("sampler", "langvin", ["langevin", "nesterov"]))
@@ -38,7 +38,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
     >>> print(unknown_name("preset", "pacs", ["pacs-resnet18", "pheme"]))
     Unknown preset 'pacs'. Did you mean 'pacs-resnet18'? Known: pacs-resnet18, pheme.
     """
-    names = sorted(known)
+    names = sorted("none" if one is None else one for one in known)
     near = get_close_matches(str(name), names, n=3, cutoff=0.5)
     near = near or [longer for longer in names if name and longer.startswith(str(name))][:3]
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -177,6 +177,8 @@ class Learner:
             if key.startswith("optimizer."):
                 _, index, slot = key.split(".")
                 full["state"].setdefault(int(index), {})[slot] = value
+        if len({frozenset(slots) for slots in full["state"].values()}) > 1:
+            raise ValueError("the state of its optimizer is not complete")
         self.optimizer.load_state_dict(full)
         self.iteration = iteration
 
