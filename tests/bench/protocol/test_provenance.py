@@ -1,6 +1,7 @@
 """Runs are computed again when code that they depend on has changed."""
 
 import importlib.util
+import os
 import shutil
 import sys
 
@@ -65,3 +66,15 @@ def test_weights_count_by_what_is_in_the_file_and_the_device_by_which_it_is(tmp_
     assert one == same != other
     auto = choose_device("auto").type
     assert Training(device=auto).identity() == Training(device="auto").identity()
+
+
+def test_the_content_of_each_of_several_files_of_weights_counts(tmp_path):
+    one, other = tmp_path / "one.safetensors", tmp_path / "other.safetensors"
+    one.write_bytes(b"1")
+    other.write_bytes(b"2")
+    training = Training(weights=f"{one},{other}")
+    before = training.identity()["weights"]
+    assert before.count("a file of hash") == 2
+    other.write_bytes(b"changed")
+    os.utime(other, ns=(0, 0))
+    assert training.identity()["weights"] != before

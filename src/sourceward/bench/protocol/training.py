@@ -98,10 +98,12 @@ def _keep_images(data: DomainDataset, backbone: Backbone) -> None:
 
 
 def _content(weights: str | None) -> str | None:
-    """Return the hash of a file of weights; anything else unchanged."""
-    if weights is None or regular_size(weights) is None:
-        return weights
-    return f"a file of hash {_hash(Path(weights), Path(weights).stat().st_mtime_ns)}"
+    """Return the hash of a file of weights, of each of several by comma; anything else unchanged."""
+    if weights is None:
+        return None
+    if regular_size(weights) is not None:
+        return f"a file of hash {_hash(Path(weights), Path(weights).stat().st_mtime_ns)}"
+    return ",".join(str(_content(each)) for each in weights.split(",")) if "," in weights else weights
 
 
 @cache
