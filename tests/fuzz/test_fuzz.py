@@ -7,7 +7,7 @@ import pytest
 
 from tests.fuzz.campaign import SHARES, make_world, plan, run_case
 
-CASES = 400
+CASES = 300
 """Of all kinds together; the campaign has 10,000."""
 
 
