@@ -82,15 +82,15 @@ def fit(
     --set recipe=joint trains all of them together, as the paper does. Model selection uses held-out samples
     of the source domains and never the target. To resume a killed run, give the same command again.
     """
-    from sourceward._util.storage import check_target
     from sourceward.data import open_dataset
     from sourceward.fitting import fit as run
     from sourceward.model import banks
     from sourceward.model.file import CONFIG
+    from sourceward.training.run_folder import check_run_folder
 
     if save_features is not None:
         banks.check_bank(save_features)
-    check_target(Path(out) / CONFIG)
+    check_run_folder(out)
     finished = (Path(out) / CONFIG).exists()
     dataset = open_dataset(data, **reader_options(option))
     model = run(

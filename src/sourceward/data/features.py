@@ -242,7 +242,7 @@ def _alone(file: Path) -> Iterator[None]:
         lock.release()
 
 
-KERNELS = 2
+KERNELS = 3
 """Raise it when the bits of features change, so that no older ones are read from the cache."""
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from sourceward._util.devices import Meter, choose_device, join_processes
 from sourceward._util.errors import InputError
 from sourceward._util.progress import announce
-from sourceward._util.storage import check_target, held_folder
+from sourceward._util.storage import held_folder
 from sourceward.data import DomainDataset, open_dataset
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.features import (
@@ -53,7 +53,7 @@ from sourceward.settings import AUTO
 from sourceward.training.configuration import NONE, FitSettings
 from sourceward.training.joint import train_joint
 from sourceward.training.members import finetune_members
-from sourceward.training.run_folder import Context, RunFolder, open_board, software
+from sourceward.training.run_folder import Context, RunFolder, check_run_folder, open_board, software
 from sourceward.validation.crossfit import crossfit_folds, source_statistics
 from sourceward.validation.folds import MIN_SOURCES, Source
 from sourceward.validation.frozen import FrozenSources, source_amplitudes
@@ -99,7 +99,7 @@ def fit(
     """
     if not 0 <= seed < 2**32:
         raise InputError(f"Expected `seed` to be 0 or more and below 2^32, but got {seed}.")
-    check_target(Path(out) / "run.json")  # before weights are downloaded
+    check_run_folder(out)  # before weights are downloaded
     processes, place = join_processes(device)
     sources = select_sources(open_dataset(data), target, allow_missing)
     trains = sources.kind != "features" and not freeze

@@ -30,15 +30,24 @@ import torch
 from sourceward._util.devices import Processes
 from sourceward._util.errors import InputError
 from sourceward._util.reading import read_regular
-from sourceward._util.storage import append_text, read_metadata, write_whole
+from sourceward._util.storage import append_text, check_target, read_metadata, write_whole
 from sourceward._util.values import read_json
 
 BESIDE = ("numpy", "torchvision", "timm", "transformers")
 """Packages that build backbones and arrays; not all need be here."""
-CONFIG = "config.json"
+RUN, CONFIG = "run.json", "config.json"
 CHECKPOINT, LAST = "checkpoint.safetensors", "last.safetensors"
 FINETUNED, HEADS = "finetuned.safetensors", "heads.safetensors"
 CROSSFIT, MEMBERS, KEPT = "crossfit", "members", "checkpoints"
+
+
+def check_run_folder(path: str | Path) -> None:
+    """Refuse a folder that a run cannot be written to, before any work."""
+    for place in (Path(path), *Path(path).parents):
+        if place.is_file():
+            raise InputError(f"'{place}' is a file. Name an empty or new folder for the run.")
+    for name in (RUN, CONFIG):
+        check_target(Path(path) / name)
 
 
 class RunFolder:
@@ -51,10 +60,8 @@ class RunFolder:
 
     def open(self) -> bool:
         """Whether the run has finished; what lies here of another run is refused."""
-        for place in (self.path, *self.path.parents):
-            if place.is_file():
-                raise InputError(f"'{place}' is a file. Name an empty or new folder for the run.")
-        file = self.path / "run.json"
+        check_run_folder(self.path)
+        file = self.path / RUN
         if not file.exists():
             others = [p.name for p in self.path.iterdir()] if self.path.is_dir() else []
             if others:
@@ -83,7 +90,7 @@ class RunFolder:
 
     def start(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path / "run.json", json.dumps(self.configuration, indent=2) + "\n")
+        write_whole(self.path / RUN, json.dumps(self.configuration, indent=2) + "\n")
 
     def _compare(self, file: Path) -> None:
         try:
