@@ -113,9 +113,11 @@ def test_two_fits_into_one_folder(tmp_path):
 def test_interrupted_it_says_what_is_kept(tmp_path):
     command = [sys.executable, "-m", "sourceward", "fit", image_folder(tmp_path / "images"), "--out"]
     command += [tmp_path / "run", "--backbone", "tiny:conv", "--weights", "none", "--target", "c"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
     child = subprocess.Popen(
         [*map(str, command), "--set", "finetune.max_iter=100000"], stderr=subprocess.PIPE, text=True
     )
+    signal.signal(signal.SIGINT, before)
     deadline = time.monotonic() + 120
     while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.2)
