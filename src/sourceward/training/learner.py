@@ -61,6 +61,7 @@ class Learner:
         self.generator = torch.Generator(device=self.device).manual_seed(self.seed)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         self.iteration = 0
+        self._averaged = _moving(self.average), _moving(network)  # once: modules are slow to walk through
         self.graphs: dict[Any, LossGraph] = {}
         self._capturable = self.device.type == "cuda"  # hundreds of small kernels are one launch
 
@@ -141,7 +142,7 @@ class Learner:
         """Batch norm statistics are averaged as weights are: to first order the mean of the iterates'
         statistics is that of their mean, and the last iterate's are not. Other buffers are copied."""
         decay = averaging(self.iteration, self.loop.average)
-        (ours, other), (theirs, others) = _moving(self.average), _moving(self.network)
+        (ours, other), (theirs, others) = self._averaged
         torch._foreach_lerp_(ours, theirs, 1 - decay)
         if other:
             torch._foreach_copy_(other, others)
