@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-KEPT = 96
+KEPT = 128
 """Largest number of graphs for one network: they share the memory of intermediate results."""
 
 

@@ -35,7 +35,7 @@ BLOCK = 512
 INPUTS = 128
 """Inputs encoded together: more are no faster, and every graph holds memory."""
 
-IMAGE_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, INPUTS)
+IMAGE_SIZES = (*range(1, 9), 10, 12, 14, *range(16, 33, 4), 40, 48, 56, 64, 80, 96, 112, INPUTS)
 """Numbers of images that have a graph on CUDA. Samples in doubt come in any number, and a backbone takes as
 long for a row of zeros as for an image."""
 
