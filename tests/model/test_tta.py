@@ -207,12 +207,12 @@ def test_copies_that_are_computed_at_once_change_nothing(cascaded, few, monkeypa
     """On CUDA a few images get all further copies at once; here the same is forced on a CPU."""
     from sourceward.model import captured
 
-    expected, passes, predict = cascaded.predict_proba(IMAGES), [], captured.predict_images
+    expected, passes, predict = cascaded.predict_proba(IMAGES), [], captured.launch_images
     monkeypatch.setattr(captured, "FEW", few)
     monkeypatch.setattr(captured, "has_few", lambda images, limit: len(images) <= limit)
     monkeypatch.setattr(
         captured,
-        "predict_images",
+        "launch_images",
         lambda *given, **more: (passes.append(given[3]), predict(*given, **more))[1],
     )
     assert np.array_equal(cascaded.predict_proba(IMAGES[:12]), expected[:12])

@@ -95,7 +95,7 @@ class ChainWeights(NamedTuple):
         """The large matrices in `dtype`, contiguous, for kernels on tensor cores."""
         large = (self.up, self.down, self.narrow_up, self.narrow_down)
         latent = None if self.latent is None or self.latent.shape[1] <= WIDE else self.latent.to(dtype)
-        return HalfWeights(*(w.to(dtype).contiguous() for w in large), latent)
+        return HalfWeights(*(w.to(dtype).contiguous() for w in large), latent=latent)
 
 
 def half_product(rows: Tensor, weight: Tensor) -> Tensor:
