@@ -95,7 +95,8 @@ class ChainWeights(NamedTuple):
         """The large matrices in `dtype`, contiguous, for kernels on tensor cores."""
         large = (self.up, self.down, self.narrow_up, self.narrow_down)
         latent = None if self.latent is None or self.latent.shape[1] <= WIDE else self.latent.to(dtype)
-        return HalfWeights(*(w.to(dtype).contiguous() for w in large), latent=latent)
+        up, down, narrow_up, narrow_down = (w.to(dtype).contiguous() for w in large)
+        return HalfWeights(up, down, narrow_up, narrow_down, latent)
 
 
 def half_product(rows: Tensor, weight: Tensor) -> Tensor:
