@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sourceward._util.devices import tensor_cores
-from sourceward._util.graphs import Graph, LossGraph, each, replay, restored
+from sourceward._util.graphs import Graph, HostCopy, LossGraph, each, replay, restored
 
 
 class Pair(NamedTuple):
@@ -32,6 +32,17 @@ def test_generator_and_tensors_are_restored_even_after_an_error():
         raise RuntimeError
     assert torch.equal(weight, torch.ones(3))
     assert torch.equal(generator.get_state(), state)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_a_copy_on_the_host_has_the_numbers_of_its_time(device):
+    numbers = torch.arange(6.0, device=device).view(2, 3)
+    copies = [HostCopy(numbers[:, 1:])]
+    if device == "cuda":
+        numbers.zero_()  # work that starts later
+        copies.append(HostCopy(numbers[:, 1:]))
+    assert copies[0].numpy().tolist() == [[1, 2], [4, 5]]
+    assert copies[-1].numpy().sum() == (0 if device == "cuda" else 12)
 
 
 @pytest.mark.cuda

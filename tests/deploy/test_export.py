@@ -10,6 +10,7 @@ import torch
 
 import sourceward as sw
 from sourceward._util.errors import InputError
+from sourceward.adaptation.tta import lead
 from sourceward.deploy import export as exporting
 from sourceward.deploy.export import ExportedFile, export
 from sourceward.deploy.export_graph import OUTPUTS, ExportGraph, noise_off
@@ -78,7 +79,7 @@ def test_images_with_test_time_augmentation(tiny_run: Path, tmp_path: Path, tta:
     model = sw.load(tiny_run, "cpu").with_tta(tta)
     images = np.random.default_rng(0).integers(0, 256, (5, 3, 16, 16), dtype=np.uint8)
     if cascade:
-        sure = noise_off(model.with_tta("")).predict_proba(images).max(1)
+        sure = lead(noise_off(model.with_tta("")).predict_proba(images))
         model.adapter.tta_, model.adapter.tta_thresholds_ = tta, (float(np.quantile(sure, 0.7)), 0.0)
     info = model.export(tmp_path / "images.onnx")
     assert max(info["check"]["largest_difference"].values()) < 1e-4

@@ -6,8 +6,11 @@ import torch
 
 import sourceward as sw
 from sourceward._util import graphs
+from sourceward.adaptation.tta import CopyResult, lead, level_average, stop_early
+from sourceward.model.captured import copy_encoder
 from sourceward.nn import folded
 from sourceward.nn.folded import last_folded
+from sourceward.validation.cascade import NEVER
 from tests.nn.test_encoder import replace_a_parameter
 
 
@@ -69,3 +72,39 @@ def test_a_graph_is_not_replayed_after_a_change(model):
         ours = model.adapt_images(images)
         same(ours, model.adapt_features(model.image_features(images)), 1e-2)
         assert not model.network.training
+
+
+TTA = "hflip+crop+adain_mean"
+
+
+def levels_of(model, images, device):
+    """Predictions on all copies by eager passes, thresholds that leave half of the images in doubt twice, and
+    which images rounding might send to another level."""
+    model = model.to(device).with_tta(TTA)
+    encode, adapter = copy_encoder(model, TTA), model.adapter_for()
+    with torch.no_grad():
+        rows = model.network.rescale(encode(images.to(device))).unflatten(0, (len(encode.weights), -1))
+    results = [adapter(model.network, feature) for feature in rows]
+    copies = [CopyResult(*one) for one in zip(results, encode.weights, encode.names)]
+    plain, one = (lead(level_average(copies, some).probabilities) for some in (("",), ("", "hflip")))
+    first = float(np.median(plain)) if len(images) > 1 else NEVER
+    second = float(np.median(one[plain < first])) if len(images) > 1 else NEVER
+    model.adapter.tta_, model.adapter.tta_thresholds_ = TTA, (first, second)
+    near = [np.abs(sure - t) < 0.02 for sure, t in zip((plain, one), model.tta_thresholds)]
+    return model, copies, np.any(near, 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("rows", [1, 12, 70, 150])
+def test_a_cascade_is_that_of_eager_passes_over_all_copies(model, rows, device):
+    """One image comes with its copies; a few get all further copies at once; many come level by level and, on
+    CUDA, block by block."""
+    images = pixels(model, rows)
+    model, copies, near = levels_of(model, images, device)
+    expected = stop_early(copies, TTA, model.tta_thresholds)
+    for _ in range(2):  # the second time known graphs are replayed
+        found = model.adapt_images(images)
+        for name in ("probabilities", "per_source", "energy_after"):
+            ours, theirs = getattr(found, name)[~near], getattr(expected, name)[~near]
+            np.testing.assert_allclose(ours, theirs, 1e-2, 1e-2, err_msg=name)
+    assert not near.all()

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import sourceward as sw
 from sourceward._util.errors import InputError
-from sourceward.adaptation.tta import predict_copies
+from sourceward.adaptation.tta import lead, predict_copies
 from sourceward.cli.main import build_app
 from sourceward.data.transforms import ANGLES, list_transforms, make_copies
 from sourceward.model import estimate_gain, evaluate
@@ -163,7 +163,7 @@ def between(values):
 
 def with_thresholds(model, names):
     first, *_ = names.split("+")
-    plain, one = (model.with_tta(some).predict_proba(IMAGES).max(1) for some in ("", first))
+    plain, one = (lead(model.with_tta(some).predict_proba(IMAGES)) for some in ("", first))
     model.adapter.tta_, level = names, between(plain)
     model.adapter.tta_thresholds_ = level, between(one[plain < level])
     return model
@@ -173,7 +173,7 @@ def by_levels(model, name):
     """What a cascade should give: each sample has the average of the first level that is sure enough."""
     first, *_ = model.tta.split("+")
     results = [model.with_tta(some, cascade=False).adapt(IMAGES) for some in ("", first, model.tta)]
-    sure = [result.probabilities.max(1) >= t for result, t in zip(results, model.tta_thresholds)]
+    sure = [lead(result.probabilities) >= t for result, t in zip(results, model.tta_thresholds)]
     level = np.where(sure[0], 0, np.where(sure[1], 1, 2))
     return level, np.stack([getattr(results[place], name)[row] for row, place in enumerate(level)])
 
@@ -207,12 +207,12 @@ def test_copies_that_are_computed_at_once_change_nothing(cascaded, few, monkeypa
     """On CUDA a few images get all further copies at once; here the same is forced on a CPU."""
     from sourceward.model import captured
 
-    expected, passes, predict = cascaded.predict_proba(IMAGES), [], captured.predict_images
+    expected, passes, predict = cascaded.predict_proba(IMAGES), [], captured.launch_images
     monkeypatch.setattr(captured, "FEW", few)
     monkeypatch.setattr(captured, "has_few", lambda images, limit: len(images) <= limit)
     monkeypatch.setattr(
         captured,
-        "predict_images",
+        "launch_images",
         lambda *given, **more: (passes.append(given[3]), predict(*given, **more))[1],
     )
     assert np.array_equal(cascaded.predict_proba(IMAGES[:12]), expected[:12])
@@ -226,7 +226,7 @@ def test_thresholds_belong_to_their_transforms_and_are_saved(cascaded, tmp_path)
     assert again.tta_thresholds == cascaded.tta_thresholds
     assert np.array_equal(again.predict_proba(IMAGES), cascaded.predict_proba(IMAGES))
     first, second = cascaded.tta_thresholds
-    below = f"where the prediction has a probability below {first:.3f}; crop and adain_mean where with hflip "
+    below = f"most probable classes has a share below {first:.3f}; crop and adain_mean where with hflip "
     assert f"{below}it is still below {second:.3f}" in (tmp_path / "run/README.md").read_text()
 
 

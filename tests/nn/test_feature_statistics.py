@@ -164,13 +164,14 @@ def test_statistics_load_into_a_fresh_network(network):
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize(("own", "toward", "image"), [(2, (0, 1, -2), 0), (0, (-2,), None), (1, (-2,), 1)])
-def test_channels_that_are_last_in_memory_stay_there(own, toward, image):
+def test_channels_that_are_last_in_memory_stay_there(own, toward, image, rows):
     """Otherwise every layer after it copies its input."""
     copies = own + len(toward) if image is None else max(own, image + 1)
-    maps = make_maps(4 * copies, 16, 8, 8).bfloat16().contiguous(memory_format=torch.channels_last)
+    maps = make_maps(rows * copies, 16, 8, 8).bfloat16().contiguous(memory_format=torch.channels_last)
     changed = AdaIN(nn.Identity(), torch.rand(3, 2, 16), own, toward, image)(maps)
-    assert changed.shape == (4 * (own + len(toward)), 16, 8, 8)
+    assert changed.shape == (rows * (own + len(toward)), 16, 8, 8)
     assert changed.is_contiguous(memory_format=torch.channels_last)
     assert not AdaIN(nn.Identity(), torch.rand(3, 2, 16), own, toward, image)(
         maps.contiguous()

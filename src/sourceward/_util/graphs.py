@@ -9,10 +9,11 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-KEPT = 96
+KEPT = 128
 """Largest number of graphs for one network: they share the memory of intermediate results."""
 
 
@@ -41,6 +42,25 @@ class Graph:
             mine.copy_(given, non_blocking=True)
         self.graph.replay()
         return self.outputs
+
+
+class HostCopy:
+    """A copy of a tensor on the host. From CUDA it is made when the work before it is done: the host goes on
+    meanwhile, and the tensor may be overwritten by work that starts later."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._ready = tensor, None
+        if tensor.is_cuda:
+            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._tensor.copy_(tensor, non_blocking=True)
+            self._ready = torch.cuda.Event()
+            self._ready.record(torch.cuda.current_stream(tensor.device))
+
+    def numpy(self) -> np.ndarray:
+        """Wait for the numbers."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        return self._tensor.numpy()
 
 
 class LossGraph:

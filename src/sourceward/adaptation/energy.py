@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from sourceward._util.graphs import Graph, replay
+from sourceward._util.graphs import Graph, HostCopy, replay
 from sourceward._util.threads import threads_for
 from sourceward.adaptation.base import (
     ADAPTED,
@@ -20,6 +20,8 @@ from sourceward.adaptation.base import (
     NOT_ADAPTED,
     AdaptationResult,
     join,
+    replace_rows,
+    select_rows,
 )
 from sourceward.algorithm import Inference, adapt
 from sourceward.functional import row_multiple
@@ -35,9 +37,11 @@ BLOCK = 512
 INPUTS = 128
 """Inputs encoded together: more are no faster, and every graph holds memory."""
 
-IMAGE_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, INPUTS)
-"""Numbers of images that have a graph on CUDA. Samples in doubt come in any number, and a backbone takes as
-long for a row of zeros as for an image."""
+IMAGE_SIZES = (*range(1, 9), 10, 12, 14, *range(16, 33, 4), 40, 48, 56, 64, 80, 96, 112, INPUTS)
+"""Numbers of images that have a graph on CUDA; rows of zeros, which take as long as images, fill it up."""
+
+Block = tuple[Tensor, HostCopy, HostCopy | None]
+"""Inputs that are computed together, all results in one table, and trajectories."""
 
 Encoder = Callable[[Tensor], Tensor]
 """From inputs to rescaled features. The same object must mean the same function of the same weights."""
@@ -83,28 +87,38 @@ class EnergyAdaptation:
 
         Features, energies and steps are those of the first copy in every result.
         """
+        return self.launch(network, inputs, encoder).results()
+
+    def launch(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> "Launched":
+        """`predict_copies` that does not wait for a CUDA device."""
         if self.settings is None:
-            return replace(self, settings=settings_of(network)).predict_copies(network, inputs, encoder)
+            return replace(self, settings=settings_of(network)).launch(network, inputs, encoder)
         size = BLOCK if encoder is None else INPUTS if _copies(encoder) == 1 else INPUTS // 2
         starts = range(0, max(len(inputs), 1), size)
-        blocks = [self._block(network, inputs[i : i + size], encoder) for i in starts]
-        return [join(parts).with_trust(self._settings.temperature) for parts in zip(*blocks)]
+        blocks = [self._begin(network, inputs[i : i + size], encoder) for i in starts]
+        return Launched(self, network, encoder, blocks)
 
     @property
     def _settings(self) -> AdaptSettings:
         assert self.settings is not None
         return self.settings
 
-    def _block(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> list[AdaptationResult]:
+    def _begin(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> Block:
         padded = _more_rows(inputs, _rows(len(inputs), network, encoder is not None))
         table, trajectory = self._table(network, padded, encoder, len(inputs))
-        copies = self._unpacked(table[: len(inputs)].cpu().numpy(), network, _copies(encoder))
+        points = None if trajectory is None else HostCopy(trajectory[: len(inputs)])
+        return inputs, HostCopy(table[: len(inputs)]), points
+
+    def _end(self, network: Network, block: Block, encoder: Encoder | None) -> list[AdaptationResult]:
+        inputs, table, trajectory = block
+        copies = self._unpacked(table.numpy(), network, _copies(encoder))
         if trajectory is not None:
-            copies[0] = replace(copies[0], trajectory=trajectory[: len(inputs)].cpu().numpy())
+            copies[0] = replace(copies[0], trajectory=trajectory.numpy())
         finite = [np.isfinite(copy.probabilities).all(1) for copy in copies]
         if np.all(finite) or not self._settings.num_steps:
             return copies
-        plain = replace(self, settings=self._settings.off())._block(network, inputs, encoder)
+        off = replace(self, settings=self._settings.off())
+        plain = off._end(network, off._begin(network, inputs, encoder), encoder)
         return [_fall_back(*copy) for copy in zip(copies, plain, finite)]
 
     def _table(
@@ -187,6 +201,26 @@ class EnergyAdaptation:
         return [first, *(replace(first, probabilities=v[:, 0], per_source=v[:, 1:]) for v in others)]
 
 
+class Launched(NamedTuple):
+    """Predictions that a device may still be computing; both methods wait for it."""
+
+    adapter: EnergyAdaptation
+    network: Network
+    encoder: Encoder | None
+    blocks: list[Block]
+
+    def results(self) -> list[AdaptationResult]:
+        """A result for each copy."""
+        found = [self.adapter._end(self.network, block, self.encoder) for block in self.blocks]
+        return [join(parts).with_trust(self.adapter._settings.temperature) for parts in zip(*found)]
+
+    def probabilities(self) -> np.ndarray:
+        """Those of the first copy, (n, classes), which take less time than its whole result."""
+        start, classes = self.network.sources * self.network.dim, self.network.classes
+        found = np.concatenate([table.numpy()[:, start : start + classes] for _, table, _ in self.blocks])
+        return found if np.isfinite(found).all() else self.results()[0].probabilities
+
+
 @ADAPTERS.register("none")
 @dataclass(frozen=True)
 class NoAdaptation:
@@ -262,12 +296,5 @@ def _more_rows(inputs: Tensor, rows: int) -> Tensor:
 
 def _fall_back(adapted: AdaptationResult, plain: AdaptationResult, finite: np.ndarray) -> AdaptationResult:
     """Take the unadapted result where the adapted one is not finite."""
-
-    def rows(name: str) -> Any:
-        value = getattr(adapted, name)
-        if value is None:
-            return None
-        keep = finite.reshape(-1, *[1] * (value.ndim - 1))
-        return np.where(keep, value, NONFINITE if name == "status" else getattr(plain, name))
-
-    return AdaptationResult(**{name: rows(name) for name in AdaptationResult.__dataclass_fields__})
+    own = replace(select_rows(plain, ~finite), status=np.full((~finite).sum(), NONFINITE))
+    return replace_rows(adapted, ~finite, own)

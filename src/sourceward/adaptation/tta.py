@@ -98,9 +98,22 @@ def levels(names: str, thresholds: Sequence[float]) -> list[tuple[str, ...]]:
     return [*(every[: place + 1] for place in range(min(len(thresholds), len(every) - 1))), every]
 
 
+def lead(probabilities: np.ndarray) -> np.ndarray:
+    """Probability of the first class among the two most probable ones, (n, classes) -> (n,).
+
+    Copies change a label where another class is nearly as probable as the first, however much probability the
+    other classes have together.
+
+    >>> lead(np.array([[0.6, 0.2, 0.2], [0.5, 0.5, 0.0]])).tolist()
+    [0.75, 0.5]
+    """
+    second, first = np.partition(probabilities, -2, axis=1)[:, -2:].T
+    return first / (first + second)
+
+
 def in_doubt(result: AdaptationResult, threshold: float) -> np.ndarray:
-    """Which samples need more copies, (n,): those whose prediction so far is less probable than this."""
-    return result.probabilities.max(1) < threshold
+    """Which samples need more copies, (n,): those whose prediction so far has less lead than this."""
+    return lead(result.probabilities) < threshold
 
 
 def level_average(copies: Sequence[CopyResult], level: Sequence[str]) -> AdaptationResult:
@@ -120,14 +133,16 @@ def stop_early(
         names: of the transforms, joined by +.
         thresholds: of the levels, see `levels` and `validation.cascade`; none averages over all copies.
     """
-    found, every = [], levels(names, thresholds)
-    for place, level in enumerate(every):
+    found, (*early, last) = [], levels(names, thresholds)
+    for level, threshold in zip(early, thresholds):
         here = level_average(copies, level)
-        doubt = in_doubt(here, 0.0 if level == every[-1] else thresholds[place])
-        found.append((here, doubt))
+        doubt = in_doubt(here, threshold)
         if not doubt.any():  # one sample alone often stops at once
+            result = here
             break
-    result, _ = found.pop()
+        found.append((here, doubt))
+    else:
+        result = level_average(copies, last)
     for here, doubt in reversed(found):
         result = result if doubt.all() else replace_rows(here, doubt, select_rows(result, doubt))
     return result

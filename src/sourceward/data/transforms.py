@@ -10,6 +10,7 @@ statistics of its early feature maps by those of each source (see `nn.feature_st
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -99,11 +100,22 @@ def _interpolated(images: Tensor, axis: int) -> Tensor:
     """`center_crop` along one axis for an exported graph, since runtimes resize no numbers of double
     precision, and for CUDA, where torch resizes one image after the other."""
     side = images.shape[axis]
+    exporting = torch.compiler.is_exporting()  # a graph has no constants that were computed before
+    below, above, share = (_crop_places if exporting else _known_places)(side, images.device)
+    low, high = images.index_select(axis, below), images.index_select(axis, above)
+    return low + share.view(-1, *[1] * (-1 - axis)) * (high - low)
+
+
+def _crop_places(side: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For each place of a resized crop along one axis, the places below and above it, and the share of the
+    one above."""
     kept = int(CROP * side)
-    at = (torch.arange(side, dtype=torch.float64, device=images.device) + 0.5) * (kept / side) - 0.5
+    at = (torch.arange(side, dtype=torch.float64, device=device) + 0.5) * (kept / side) - 0.5
     at = at.clamp(0, kept - 1) + (side - kept) // 2
-    below, above = (images.index_select(axis, edge.long()) for edge in (at.floor(), at.ceil()))
-    return below + (at - at.floor()).view(-1, *[1] * (-1 - axis)) * (above - below)
+    return at.floor().long(), at.ceil().long(), at - at.floor()
+
+
+_known_places = lru_cache(maxsize=16)(_crop_places)  # a captured CUDA graph would compute them every time
 
 
 def _rotations(images: Tensor, _: Tensor | None) -> list[Tensor]:

@@ -105,7 +105,8 @@ class ExportGraph(nn.Module):
         probabilities, per_source, same = self._average(probability, sources, last)
         for level, threshold in reversed([*zip(early, self.thresholds)]):  # see `stop_early`
             here = self._average(probability, sources, level)
-            stops = here[0].amax(-1) >= threshold
+            first, second = here[0].topk(2).values.unbind(-1)
+            stops = first / (first + second) >= threshold  # `tta.lead`
             probabilities = torch.where(stops[:, None], here[0], probabilities)
             per_source = torch.where(stops[:, None, None], here[1], per_source)
             same = torch.where(stops, here[2], same)

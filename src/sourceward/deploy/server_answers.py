@@ -11,6 +11,7 @@ import torch
 
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.copies import Statistics, copies_of
+from sourceward.adaptation.tta import in_doubt
 from sourceward.data.transforms import OWN
 from sourceward.deploy.server_inputs import Sample
 from sourceward.model import Model
@@ -77,8 +78,8 @@ def details(model: Model, value: Any) -> dict[str, Any]:
     }
     if model.kind == "image":
         found["copies"] = _copies(model, value[None])
-        thresholds, first = model.tta_thresholds, found["copies"][0]["probability"]
-        found["copies_used"] = not thresholds or first < thresholds[0]
+        thresholds = model.tta_thresholds
+        found["copies_used"] = not thresholds or bool(in_doubt(plain, thresholds[0])[0])
     return found
 
 

@@ -12,6 +12,10 @@ from torch import Tensor
 from sourceward.functional.energy import EnergyWeights
 from sourceward.functional.rows import GRAIN, matmul, thread_chunks, transpose_contiguous
 
+WIDE = 512
+"""Up to this width the start of a chain is computed in single precision on CUDA; for wider features in half
+precision, as every step is: in single precision it takes as long as eight steps."""
+
 
 class HalfWeights(NamedTuple):
     """The large matrices of `ChainWeights` in half precision, for products on CUDA."""
@@ -20,6 +24,7 @@ class HalfWeights(NamedTuple):
     down: Tensor
     narrow_up: Tensor
     narrow_down: Tensor
+    latent: Tensor | None
 
 
 class ChainWeights(NamedTuple):
@@ -69,6 +74,8 @@ class ChainWeights(NamedTuple):
             return self.hidden_bias
         if latent is None:
             raise ValueError("Expected `latent` for an energy E(x|z), but got None.")
+        if self.half is not None and self.half.latent is not None and latent.dtype == torch.float32:
+            return half_product(latent, self.half.latent).add_(self.hidden_bias)
         return matmul(latent, self.latent).add_(self.hidden_bias)
 
     def first(self, feature: Tensor, bias: Tensor) -> Tensor:
@@ -87,7 +94,14 @@ class ChainWeights(NamedTuple):
     def halved(self, dtype: torch.dtype = torch.float16) -> "HalfWeights":
         """The large matrices in `dtype`, contiguous, for kernels on tensor cores."""
         large = (self.up, self.down, self.narrow_up, self.narrow_down)
-        return HalfWeights(*(w.to(dtype).contiguous() for w in large))
+        latent = None if self.latent is None or self.latent.shape[1] <= WIDE else self.latent.to(dtype)
+        up, down, narrow_up, narrow_down = (w.to(dtype).contiguous() for w in large)
+        return HalfWeights(up, down, narrow_up, narrow_down, latent)
+
+
+def half_product(rows: Tensor, weight: Tensor) -> Tensor:
+    """rows @ weight by tensor cores, rows rounded to the weight's half precision; the sums are single."""
+    return torch.bmm(rows.to(weight.dtype), weight, out_dtype=torch.float32)
 
 
 class Workspace:

@@ -1,6 +1,7 @@
 """Encoders of a model's images, and prediction from pixels as one captured CUDA graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from sourceward.adaptation.base import AdaptationResult, replace_rows, select_rows
 from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.adaptation.energy import EnergyAdaptation
-from sourceward.adaptation.tta import CopyResult, in_doubt, level_average, levels, stop_early
+from sourceward.adaptation.tta import CopyResult, lead, level_average, levels, stop_early
 from sourceward.data.transforms import TRANSFORMS, parse_transforms
 from sourceward.nn import folded
 from sourceward.nn.encoder import ImageEncoder, StaleEncoder
@@ -40,14 +41,25 @@ class Stems(NamedTuple):
     maps: list[Tensor]
 
 
+class Pending(NamedTuple):
+    """Predictions on copies that a CUDA device may still be computing; both functions wait for it."""
+
+    copies: Callable[[], list[CopyResult]]
+    probabilities: Callable[[], np.ndarray]
+    """Of the first copy."""
+
+
+class Level(NamedTuple):
+    """A level of a cascade for some of the images, under way."""
+
+    place: int
+    images: Tensor
+    stems: Stems | None
+    pending: Pending
+
+
 def adapt_images(
-    model: "Model",
-    adapter: EnergyAdaptation,
-    images: Tensor,
-    names: str,
-    thresholds: Sequence[float],
-    known: Sequence[CopyResult] = (),
-    stems: Stems | None = None,
+    model: "Model", adapter: EnergyAdaptation, images: Tensor, names: str, thresholds: Sequence[float]
 ) -> AdaptationResult:
     """Adapt uint8 images of the model's own size, with copies of those that are in doubt.
 
@@ -59,28 +71,43 @@ def adapt_images(
         images: (n, 3, height, width).
         names: transforms, joined by +.
         thresholds: see `Model.tta_thresholds`.
-        known: predictions on the images, and on the copies at the levels before.
-        stems: of the images, computed with the images themselves.
     """
-    stems = stems if known else _stems(model, images, names)
-    images, every, made = images.to(model.device), levels(names, thresholds), {copy.name for copy in known}
-    level = next(place for place, some in enumerate(every) if not made.issuperset(some))
-    if has_few(images, FEW if known else ONE_PASS):
-        level = len(every) - 1
-    wanted = [name for name in every[level] if name and name not in made]
-    known = [*known, *predict_images(model, adapter, images, "+".join(wanted), "" not in made, stems)]
-    if level == len(every) - 1:
-        return stop_early(known, names, thresholds)
-    here = level_average(known, every[level])
-    doubt = in_doubt(here, thresholds[level])
-    if not doubt.any():
-        return here
-    rest = [copy._replace(result=select_rows(copy.result, doubt)) for copy in known]
-    places = doubt.nonzero()[0]
-    rows = images[torch.from_numpy(places).to(images.device)]  # a mask would wait for the device
-    if stems is not None:
-        stems = stems._replace(maps=[stems.maps[place] for place in places])
-    return replace_rows(here, doubt, adapt_images(model, adapter, rows, names, thresholds, rest, stems))
+    every = levels(names, thresholds)
+
+    def begin(done: int, images: Tensor, stems: Stems | None) -> Level:
+        """Start the level after `done`, or the last one where that takes no longer."""
+        few = has_few(images, FEW if done >= 0 else ONE_PASS)
+        place, made = len(every) - 1 if few else done + 1, every[done] if done >= 0 else ()
+        wanted = "+".join(name for name in every[place] if name and name not in made)
+        return Level(place, images, stems, launch_images(model, adapter, images, wanted, done < 0, stems))
+
+    def end(level: Level, known: Sequence[CopyResult]) -> AdaptationResult:
+        """The result of the images of a level; `known` are those of the levels before."""
+        place, pending = level.place, level.pending
+        if place == len(every) - 1:
+            return stop_early([*known, *pending.copies()], names, thresholds)
+        if place:
+            probabilities = level_average([*known, *pending.copies()], every[place]).probabilities
+        else:
+            probabilities = pending.probabilities()
+        doubt = lead(probabilities) < thresholds[place]
+        following = begin(place, *_rows(level, doubt)) if doubt.any() else None
+        known = [*known, *pending.copies()]  # while the next level is computed
+        here = level_average(known, every[place])
+        if following is None:
+            return here
+        rest = [copy._replace(result=select_rows(copy.result, doubt)) for copy in known]
+        return replace_rows(here, doubt, end(following, rest))
+
+    return end(begin(-1, images.to(model.device), _stems(model, images, names)), ())
+
+
+def _rows(level: Level, chosen: np.ndarray) -> tuple[Tensor, Stems | None]:
+    """The chosen images of a level, and their stems."""
+    places = chosen.nonzero()[0]
+    at = torch.from_numpy(places).to(level.images.device)  # a mask would wait for the device
+    images, stems = level.images[at], level.stems
+    return images, stems and stems._replace(maps=[stems.maps[place] for place in places])
 
 
 def has_few(images: Tensor, limit: int) -> bool:
@@ -98,14 +125,21 @@ def _stems(model: "Model", images: Tensor, names: str) -> Stems | None:
 
 
 def predict_images(
+    model: "Model", adapter: EnergyAdaptation, images: Tensor, names: str = ""
+) -> list[CopyResult]:
+    """Adapt uint8 images of the model's own size and their copies in one pass, the images first."""
+    return launch_images(model, adapter, images, names).copies()
+
+
+def launch_images(
     model: "Model",
     adapter: EnergyAdaptation,
     images: Tensor,
     names: str = "",
     plain: bool = True,
     stems: Stems | None = None,
-) -> list[CopyResult]:
-    """Adapt uint8 images of the model's own size and their copies in one pass.
+) -> Pending:
+    """`predict_images` that does not wait for a CUDA device.
 
     Args:
         model: of images.
@@ -123,16 +157,18 @@ def predict_images(
             copies = network.rescale(encode.encode(images, wanted, maps))
         together = adapter(network, copies.flatten(0, 1))  # rows are padded for a product, a few cost as one
         rows = np.arange(len(together)).reshape(copies.shape[:2])
-        return _named([select_rows(together, own) for own in rows], encode, wanted)
+        found = _named([select_rows(together, own) for own in rows], encode, wanted)
+        return Pending(lambda: found, lambda: found[0].result.probabilities)
     try:
         if known is None or not _describes(known, model):
             raise StaleEncoder
-        results = adapter.predict_copies(network, images, known)  # it is checked while the graph runs
+        launched = adapter.launch(network, images, known)  # it is checked while the graph runs
     except StaleEncoder:
         known = _encoder(model, names, plain)
-        results = adapter.predict_copies(network, images, known)
-    assert isinstance(known.encode, CopyEncoder)
-    return _named(results, known.encode, known.encode.names)
+        launched = adapter.launch(network, images, known)
+    own = known.encode
+    assert isinstance(own, CopyEncoder)
+    return Pending(cache(lambda: _named(launched.results(), own, own.names)), launched.probabilities)
 
 
 def _named(

@@ -100,7 +100,7 @@ def _adaptation(adapt: dict[str, Any], tta: str, adapter: dict[str, Any]) -> str
     thresholds = (adapter.get("tta_thresholds") or []) if tta and tta == adapter.get("tta") else []
     some = ""
     if thresholds:
-        some = f", where the prediction has a probability below {thresholds[0]:.3f}"
+        some = f", where the first of the two most probable classes has a share below {thresholds[0]:.3f}"
     if thresholds[1:]:
         first, *others = tta.split("+")
         some += f"; {and_list(others)} where with {first} it is still below {thresholds[1]:.3f}"

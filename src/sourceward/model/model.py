@@ -108,9 +108,9 @@ class Model:
 
     @property
     def tta_thresholds(self) -> tuple[float, ...]:
-        """Probabilities from which a prediction is the answer: without copies, then with those of the first
-        transform. Without thresholds every sample gets all copies. Validation chooses them for the model's
-        own transforms.
+        """Confidences (`adaptation.tta.lead`) from which a prediction is the answer: without copies, then
+        with those of the first transform. Without thresholds every sample gets all copies. Validation chooses
+        them for the model's own transforms.
         """
         return self.adapter.tta_thresholds_ if self.cascade and self.tta == self.adapter.tta_ else ()
 

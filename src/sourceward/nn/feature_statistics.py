@@ -90,14 +90,17 @@ class AdaIN(nn.Module):
     def forward(self, *inputs: Any) -> Tensor:
         copies = self.module(*inputs)
         total = self.own + len(self.toward) if self.image is None else max(self.own, self.image + 1)
+        last = not copies.is_contiguous() and copies.is_contiguous(memory_format=torch.channels_last)
         copies = copies.unflatten(0, (total, -1))
         own = copies[: self.own]
         changed = copies[self.own :] if self.image is None else copies[self.image : self.image + 1]
         values = self.statistics
         target = torch.stack([values[source] if source >= 0 else values.mean(0) for source in self.toward])
-        # Of four dimensions each, so that channels stay last in memory where they are.
+        # Of four dimensions each, so that channels stay last in memory where they are; with one image they
+        # do not by themselves.
         parts = [own.flatten(0, 1)] if self.own else []
-        return torch.cat([*parts, adain(changed, target.unsqueeze(1)).flatten(0, 1)])
+        joined = torch.cat([*parts, adain(changed, target.unsqueeze(1)).flatten(0, 1)])
+        return joined.contiguous(memory_format=torch.channels_last) if last else joined
 
 
 def feature_statistics(maps: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """The cascade of test-time augmentation: from which confidence on a sample needs no more copies.
 
-A sample whose prediction without copies has a probability above a threshold keeps that prediction; one whose
-average over the image and the copies of the first transform has a probability above a second threshold keeps
-that; all others get every copy. Each sample decides for itself.
+Confidence is the probability of the first class among the two most probable ones, see `tta.lead`. A sample
+whose prediction without copies has a confidence above a threshold keeps that prediction; one whose average
+over the image and the copies of the first transform has a confidence above a second threshold keeps that; all
+others get every copy. Each sample decides for itself.
 
 The thresholds are the lowest ones at which the label of the cascade is still that of all copies. A share of
 the labels that copies change may be lost, half of it at each level. Labels of samples are compared and not
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sourceward.adaptation.tta import CopyResult, level_average, levels
+from sourceward.adaptation.tta import CopyResult, lead, level_average, levels
 from sourceward.data.transforms import parse_transforms
 
 KEPT_GAIN = 0.95
@@ -113,7 +114,7 @@ def _thresholds(
     answer, left, lost = at[-1].argmax(1), np.ones(len(weight), dtype=bool), 0.0
     thresholds, stopped = [], []
     for place, probability in enumerate(at[:-1]):
-        sure, own = probability.max(1), probability.argmax(1)
+        sure, own = lead(probability), probability.argmax(1)
         changed = weight * (left & (own != at[-1].argmax(1)))
         threshold = _lowest(sure[left], changed[left], allowed * (place + 1) / (len(at) - 1) - lost)
         stops = left & (sure >= threshold)

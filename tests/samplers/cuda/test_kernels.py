@@ -182,9 +182,9 @@ def test_as_many_stages_as_fit_into_shared_memory(monkeypatch):
     monkeypatch.setattr(resident, "TILES", {256: resident.Tiles(64, 8, 4)})
     weights = ChainWeights.of(random_weights(2, 256, 256, narrow=128, dtype=torch.float32))
     for room, stages in ((232_448, 4), (166_912, 3), (101_376, 2)):  # H200, A100, RTX 4090
-        monkeypatch.setattr(resident, "_room", lambda device, room=room: room)
+        monkeypatch.setattr(resident, "shared_memory", lambda device, room=room: room)
         assert resident._tiles(weights).stages == stages
-    monkeypatch.setattr(resident, "_room", lambda device: 49_152)
+    monkeypatch.setattr(resident, "shared_memory", lambda device: 49_152)
     assert resident._tiles(weights) is None
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward.adaptation.tta import CopyResult, level_average, levels, stopped_shares
+from sourceward.adaptation.tta import CopyResult, lead, level_average, levels, stopped_shares
 from sourceward.bench.speed.models import Bare, SpeedPlan, make_images, make_model
 from sourceward.bench.speed.timing import timed_in_turn
 from sourceward.model import Model
@@ -93,7 +93,7 @@ def thresholds_for(copies: Sequence[CopyResult], shares: Sequence[float]) -> tup
     """Thresholds by which these shares of the samples are in doubt: after the image, after one transform."""
     found, left = list[float](), np.ones(len(copies[0].result), dtype=bool)
     for level, share in zip(levels(TRANSFORMS, shares), shares):
-        sure = np.where(left, level_average(copies, level).probabilities.max(1), np.inf)
+        sure = np.where(left, lead(level_average(copies, level).probabilities), np.inf)
         found.append(float(np.sort(np.append(sure, np.inf))[round(share * len(left))]))
         left &= sure < found[-1]
     return tuple(found)

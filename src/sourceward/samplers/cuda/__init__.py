@@ -65,7 +65,7 @@ class _Case(NamedTuple):
 NARROW = (_Case(256, 128), _Case(64, 64))
 """One kernel for all steps, with large and small weights: shared memory decides which kernel."""
 
-WIDE = (_Case(256, 128, record=True), _Case(1056, 1056, 16), _Case(1056, 1056, 64))
+WIDE = (_Case(256, 128, record=True), _Case(1056, 1056, 16), _Case(1056, 1056, 64), _Case(1056, 1056, 128))
 """Several kernels per step, with each choice of tiles."""
 
 

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sourceward.samplers.chain import Normals
+
 _GOLDEN = tl.constexpr(-7046029254386353131)
 _MIX1 = tl.constexpr(-4658895280553007687)
 _MIX2 = tl.constexpr(-7723592293110705685)
@@ -71,6 +73,14 @@ class KeyedNormals:
             self.keys, out, rounded, scale, k, rows, dim, pairs, ROUNDED=dtype is not None, BLOCK=block
         )
         return out, rounded
+
+
+def drawn(normals: Normals, k: int, n: int, std: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The noise of n steps, (steps, sources or 1, rows, dim), and the same in the precision of products."""
+    if isinstance(normals, KeyedNormals):
+        return normals.jitter(k, n, std, dtype)
+    jitter = normals(k, n).mul_(std)
+    return jitter, jitter.to(dtype)
 
 
 @triton.jit(do_not_specialize=["seed"])

@@ -7,17 +7,17 @@ cost next to nothing. `samplers.chain` imports this module if Triton is installe
 before use.
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from sourceward.functional.chain import ChainWeights, HalfWeights, Workspace
+from sourceward.functional.chain import WIDE, ChainWeights, HalfWeights, Workspace, half_product
 from sourceward.samplers.base import StepSettings
 from sourceward.samplers.chain import Normals
 from sourceward.samplers.cuda import wide
-from sourceward.samplers.cuda.kernel_noise import KeyedNormals, row_keys
+from sourceward.samplers.cuda.kernel_noise import KeyedNormals, drawn, row_keys
 from sourceward.samplers.run import Chain, Record
 
 __all__ = ["KeyedNormals", "fits", "is_narrow", "kernel_langevin", "row_keys"]
@@ -71,7 +71,7 @@ def kernel_langevin(
             weights, feature, bias, settings, num_steps, normals, checked=checked, record=record
         )
     half = weights.half if weights.half is not None else weights.halved()
-    a = weights.first(feature, bias)
+    a = _start(weights, half, feature, bias)
     energy = weights.energy(a) if not num_steps else _rounded_energy(weights, half, a)
     if not num_steps:
         steps = torch.zeros_like(energy, dtype=torch.int64)
@@ -128,8 +128,8 @@ class _Step:
         sources, rows, hidden = origin.shape
         self.dim, self.hidden, self.narrow = weights.up.shape[1], hidden, weights.out.shape[-1]
         self.blocks = triton.cdiv(max(self.dim, hidden), COLUMNS)
-        self.tiles = _tiles(rows, max(self.dim, hidden))
-        self.up_blocks = triton.cdiv(hidden, self.tiles[1])
+        self.tiles = _tiles(rows, max(self.dim, hidden), origin.device)
+        self.up_blocks = triton.cdiv(hidden, self.tiles.columns)
         dtype = half.up.dtype
         self.origin, self.proposal = origin, torch.empty_like(origin)
         self.move = origin.new_empty(sources, rows, self.dim, dtype=dtype)
@@ -159,29 +159,30 @@ class _Step:
         noisy = jitter is not None and lift is not None
         near, above = (jitter, lift) if jitter is not None and lift is not None else (x_in, a_in)
         stride = near.stride(0) if noisy and len(near) > 1 else 0
-        grid = (self.rows // ROWS, self.blocks, self.sources)
+        near_rows = self.tiles.near
+        grid = (self.rows // near_rows, self.blocks, self.sources)
         wide.go_on[grid](
             self.accepted, self.proposal, a_in, a_out, self.origin, above, above.stride(0), self.move, near,
             stride, x_in, x_out, self.half.narrow_up, self.sums, self.rows, self.dim, self.hidden,
-            NOISY=noisy, MORE=more, NARROW=self.narrow, BM=ROWS, BK=COLUMNS,
+            NOISY=noisy, MORE=more, NARROW=self.narrow, BM=near_rows, BK=COLUMNS,
         )  # fmt: skip
         if not more:
             return
         wide.slope[(self.rows, self.sources)](
             self.sums, self.blocks, self.slope, *self.top, self.rows, NARROW=self.narrow, TILES=32
         )
-        wide.backward[(self.rows // ROWS, triton.cdiv(self.hidden, COLUMNS), self.sources)](
+        wide.backward[(self.rows // near_rows, triton.cdiv(self.hidden, COLUMNS), self.sources)](
             self.slope, self.half.narrow_down, self.origin, self.back, self.rows, self.hidden,
-            NARROW=self.narrow, BM=ROWS, BK=COLUMNS,
+            NARROW=self.narrow, BM=near_rows, BK=COLUMNS,
         )  # fmt: skip
 
     def _multiply(self, left: Tensor, right: Tensor, out: Tensor, down: bool) -> None:
-        inner, cols, (bm, bn, bk) = left.shape[-1], right.shape[-1], self.tiles
-        grid = (triton.cdiv(self.rows, bm), triton.cdiv(cols, bn), self.sources)
+        inner, cols, tiles = left.shape[-1], right.shape[-1], self.tiles
+        grid = (triton.cdiv(self.rows, tiles.rows), triton.cdiv(cols, tiles.columns), self.sources)
         wide.product[grid](
             left, right, self.origin, out, self.half.narrow_up, self.sums, self.rows, inner, cols,
             self.settings.clip, -self.settings.step_size, DOWN=down, NARROW=self.narrow,
-            BM=bm, BN=bn, BK=bk, num_warps=4, num_stages=4,
+            BM=tiles.rows, BN=tiles.columns, BK=tiles.inner, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
 
 
@@ -196,12 +197,12 @@ class _Noise:
 
 
 def _noise(
-    half: Any, feature: Tensor, settings: StepSettings, normals: Normals, k: int, n: int
+    half: HalfWeights, feature: Tensor, settings: StepSettings, normals: Normals, k: int, n: int
 ) -> _Noise | None:
     if not settings.noise_std:
         return None
-    jitter = normals(k, n).mul_(settings.noise_std)
-    flat = jitter.to(half.up.dtype).transpose(0, 1).flatten(1, 2).expand(len(feature), -1, -1)
+    jitter, rounded = drawn(normals, k, n, settings.noise_std, half.up.dtype)
+    flat = rounded.transpose(0, 1).flatten(1, 2).expand(len(feature), -1, -1)
     return _Noise(jitter, torch.bmm(flat, half.up).unflatten(1, (n, -1)))
 
 
@@ -212,11 +213,39 @@ def _rounded_energy(weights: ChainWeights, half: HalfWeights, a0: Tensor) -> Ten
     return torch.sigmoid((torch.nn.functional.silu(a1) * weights.out).sum(-1) + weights.out_bias)
 
 
-def _tiles(rows: int, width: int) -> tuple[int, int, int]:
-    """Sizes of tiles (rows, columns, inner): small ones for few rows, so that all multiprocessors have
-    work."""
+class Tiles(NamedTuple):
+    """How the work of a step is divided among programs."""
+
+    rows: int
+    columns: int
+    inner: int
+    """Of a tile of a large product."""
+    warps: int = 4
+    stages: int = 4
+    near: int = ROWS
+    """Rows of a tile where no large matrix is read."""
+
+
+LARGE = 160 << 10
+"""Bytes of shared memory from which a multiprocessor has room for the tiles of many rows."""
+
+
+def _tiles(rows: int, width: int, device: torch.device) -> Tiles:
+    """Small tiles for few rows, so that all multiprocessors have work. Large ones read every weight once, and
+    the rows less often: many rows wait for the cache."""
+    from sourceward.samplers.cuda.resident import shared_memory
+
     if rows <= 16:
-        return 16, 32, 128
+        return Tiles(16, 32, 128)
     if rows <= 32 or width <= 1024:
-        return 32 if rows % 32 == 0 else 16, 64, 64
-    return 64 if rows % 64 == 0 else 16, 64, 64
+        return Tiles(32 if rows % 32 == 0 else 16, 64, 64)
+    if rows % 128 == 0 and shared_memory(device) >= LARGE:
+        return Tiles(128, 128, 64, warps=8, near=64)
+    return Tiles(64 if rows % 64 == 0 else 16, 64, 64)
+
+
+def _start(weights: ChainWeights, half: HalfWeights, feature: Tensor, bias: Tensor) -> Tensor:
+    """a0 at the start of a chain."""
+    if feature.is_cuda and feature.shape[-1] > WIDE:
+        return half_product(feature, half.up).add_(bias)
+    return weights.first(feature, bias)

@@ -20,7 +20,7 @@ from sourceward.functional.chain import ChainWeights, HalfWeights
 from sourceward.functional.rows import matmul
 from sourceward.samplers.base import StepSettings
 from sourceward.samplers.chain import Normals
-from sourceward.samplers.cuda.kernel_noise import KeyedNormals
+from sourceward.samplers.cuda.kernel_noise import drawn
 from sourceward.samplers.cuda.kernels import ROWS
 from sourceward.samplers.run import Chain, Record
 
@@ -213,7 +213,7 @@ def resident_langevin(
         count = min(together, num_steps - first)
         jitter, lift = x, x
         if settings.noise_std:
-            jitter, rounded = _jitter(normals, first, count, settings.noise_std, half.up.dtype)
+            jitter, rounded = drawn(normals, first, count, settings.noise_std, half.up.dtype)
             flat = rounded.transpose(0, 1).flatten(1, 2).expand(sources, -1, -1)
             lift = torch.bmm(flat, half.up)
         _launch(
@@ -250,19 +250,11 @@ def _launch(
     )  # fmt: skip
 
 
-def _jitter(normals: Normals, k: int, n: int, std: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The noise added to x, (steps, sources or 1, rows, dim), and the same in the precision of products."""
-    if isinstance(normals, KeyedNormals):
-        return normals.jitter(k, n, std, dtype)
-    jitter = normals(k, n).mul_(std)
-    return jitter, jitter.to(dtype)
-
-
 def _on_chip(weights: ChainWeights) -> bool:
     """Whether all weights of a source fit into shared memory."""
     if not ON_CHIP or not weights.up.is_cuda or not _is_ampere(weights.up.device):
         return False
-    return onchip.shared_bytes(weights) <= _room(weights.up.device)
+    return onchip.shared_bytes(weights) <= shared_memory(weights.up.device)
 
 
 def _tiles(weights: ChainWeights) -> Tiles | None:
@@ -271,7 +263,7 @@ def _tiles(weights: ChainWeights) -> Tiles | None:
     limit = next((limit for limit in sorted(TILES) if width <= limit), None)
     if limit is None:
         return None
-    room = _room(weights.up.device)
+    room = shared_memory(weights.up.device)
     fewer = (TILES[limit]._replace(stages=stages) for stages in range(TILES[limit].stages, 1, -1))
     return next((tiles for tiles in fewer if tiles.shared_bytes(limit, narrow) <= room), None)
 
@@ -283,7 +275,7 @@ def _is_ampere(device: torch.device) -> bool:
 
 
 @cache
-def _room(device: torch.device) -> float:
+def shared_memory(device: torch.device) -> float:
     """Bytes of shared memory available to a program."""
     if device.type != "cuda":
         return float("inf")
