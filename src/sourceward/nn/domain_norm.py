@@ -18,6 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 START = 0.9
 """Share of batch norm before training: pretrained weights expect its statistics. Ours."""
+ROWS = 64
+"""Rows that are normalised at once where none affects another: a pass over all sources takes much memory."""
 
 
 class MixedNorm(nn.BatchNorm2d):
@@ -37,6 +39,11 @@ class MixedNorm(nn.BatchNorm2d):
         self.to(norm.running_mean.device)
 
     def forward(self, maps: Tensor) -> Tensor:
+        if self.training or torch.compiler.is_exporting() or len(maps) <= ROWS:
+            return self._normalized(maps)
+        return torch.cat([self._normalized(part) for part in maps.split(ROWS)])
+
+    def _normalized(self, maps: Tensor) -> Tensor:
         values = maps.float()
         var_i, mean_i = torch.var_mean(values, (2, 3), correction=0, keepdim=True)
         var_b, mean_b = self.running_var, self.running_mean

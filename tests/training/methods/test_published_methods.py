@@ -10,6 +10,7 @@ from torch.distributions import kl_divergence as torch_kl
 from torch.nn.functional import cross_entropy
 
 from sourceward.data.augmix import augmix
+from sourceward.nn import domain_norm
 from sourceward.nn.auxiliary import DOMAIN_EMBEDDING, SINGLE_SAMPLE
 from sourceward.nn.backbones import create_backbone
 from sourceward.nn.domain_norm import DomainNorm, MixedNorm
@@ -155,6 +156,16 @@ def test_dson_mixes_batch_and_instance_statistics(training):
     mixed.mix.data.fill_(0.0)
     alone = torch.nn.functional.instance_norm(maps, weight=norm.weight, bias=norm.bias)
     torch.testing.assert_close(mixed(maps), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_dson_normalises_many_rows_in_parts(monkeypatch):
+    mixed, maps = MixedNorm(torch.nn.BatchNorm2d(4), 1).eval(), rows(7, 4, 5, 5)
+    whole = mixed(maps)
+    monkeypatch.setattr(domain_norm, "ROWS", 3)
+    torch.testing.assert_close(mixed(maps), whole)
+    batch_statistics = mixed.train()(maps)  # of all rows
+    monkeypatch.undo()
+    assert torch.equal(mixed(maps), batch_statistics)
 
 
 def test_dson_gives_every_source_its_own_branch():
