@@ -75,6 +75,19 @@ def test_methods_train_different_weights_from_the_same_rows(done):
     assert results["reference"] == "erm"
 
 
+def test_source_validation_is_the_mean_over_trainings(done):
+    out, results = done
+    for own in results["methods"]:
+        files = (out / "methods" / own["name"] / "runs").glob("*.json")
+        found = [
+            run for run in map(json.loads, (file.read_text() for file in files)) if run["method"] == "none"
+        ]
+        assert own["validation"] == pytest.approx(np.mean([run["numbers"]["validation"] for run in found]))
+    table = training_table(results)
+    shown = [row[table.header.index("source validation")] for row in table.rows]
+    assert shown == [f"{100 * own['validation']:.1f}" for own in results["methods"]]
+
+
 def test_training_cost_is_relative_to_erm(done):
     cost = {own["name"]: own["cost"] for own in done[1]["methods"]}
     assert cost["erm"]["ratio"] == 1

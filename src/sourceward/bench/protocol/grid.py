@@ -135,6 +135,7 @@ def bench_methods(
             **about[name],
             "settings": layer_of(name),
             "cost": cost.get(name),
+            "validation": _validation(own),
             "against": _against(own, reference),
             "published": published_beside(name, targets),
             "table": found["table"],
@@ -152,6 +153,13 @@ def bench_methods(
         "published": {method.name: published_beside(method.name, targets) for method in plan.methods},
         "not_applicable": unsuitable,
     }
+
+
+def _validation(own: Prepared) -> float | None:
+    """Return the accuracy on source validation without adaptation, the mean over trainings: by it, and not by
+    the targets, a training method may be chosen."""
+    found = [run["numbers"]["validation"] for run in own.runs() if run["method"] == NONE]
+    return float(np.mean(found)) if found else None
 
 
 def _against(own: Prepared, reference: Prepared) -> dict[str, float] | None:
