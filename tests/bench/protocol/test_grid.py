@@ -180,6 +180,11 @@ def test_names_are_checked():
         ({"training": Training(freeze=True)}, ["erm"], "leave --freeze out"),
         ({"training": Training({"finetune.method": "erm"})}, ["erm"], "leave --set finetune.method out"),
         ({"training": Training({"recipe": "joint"})}, ["erm"], "leave --set recipe out"),
+        (
+            {"training": Training({"finetune.freeze_batchnorm": True}, backbone="tiny:conv", weights=None)},
+            ["erm", "dson"],
+            "'dson' needs `finetune.freeze_batchnorm=false`",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_any_work(folder, tmp_path, change, names, reason):
