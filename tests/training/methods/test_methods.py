@@ -9,8 +9,8 @@ from sourceward._util.errors import InputError
 from sourceward.data.augmix import augmix as augmix_copy
 from sourceward.data.feeds import ResidentFeed
 from sourceward.functional.losses import Batch
+from sourceward.nn.auxiliary import DOMAIN_EMBEDDING, ROTATION, SINGLE_SAMPLE
 from sourceward.nn.backbones import Backbone, create_backbone
-from sourceward.nn.backbones.backbone import ROTATION
 from sourceward.training.finetune import FINETUNE_METHODS, Classifier, FineTuner, FineTuneSettings
 from sourceward.training.methods import augmix, mixing, mixstyle
 from sourceward.training.methods.random_draws import beta, other_source_rows, permutation
@@ -109,7 +109,19 @@ def test_an_easy_task_is_learned(name):
     for _ in range(iterations):
         learner.step(feed)
     classifier.eval()
-    assert (classifier(images).argmax(1) == label).float().mean() > 0.9
+    for logits in (classifier(images), *own_logits(classifier.backbone, images)):
+        assert (logits.argmax(1) == label).float().mean() > 0.9
+
+
+def own_logits(backbone: Backbone, images: torch.Tensor) -> list[torch.Tensor]:
+    """Return the logits of the classifier that a method trains for its own adapter, if it does."""
+    if SINGLE_SAMPLE in backbone.auxiliary:
+        network = backbone.auxiliary[SINGLE_SAMPLE]
+        return [network(*network.describe(backbone, images))]
+    if DOMAIN_EMBEDDING in backbone.auxiliary:
+        network = backbone.auxiliary[DOMAIN_EMBEDDING]
+        return [network(backbone(images), network.embed(images).mean(0, keepdim=True))]
+    return []
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix", "augmix", "rotation", "mixstyle"])
