@@ -1,8 +1,8 @@
 """Published numbers to compare with: read from published.json, never measured here, and marked as such.
 
 Accuracy in per cent unless the measure says otherwise. Selection and training are each paper's own, so a
-published number is context. It was read in the paper that is named, or in the tables of Xiao et al. (ICLR
-2023), "the paper", where `via` says so.
+published number is context. It was read in the paper that is named, or where `via` says: mostly the tables of
+Xiao et al. (ICLR 2023), "the paper".
 """
 
 import json
@@ -31,7 +31,7 @@ class Published:
         source: the paper that reports it.
         per_target: by target, where it was published.
         measure: `accuracy %`, `error %`, or what else.
-        via: the paper in which it was read, where that is another one.
+        via: where it was read, if not in that paper.
         note: what a reader must know.
     """
 

@@ -8,8 +8,10 @@ statistics of batch norm and of instance norm, with a mixing weight w for each s
 A sample of an unknown domain takes the branches of all sources, and their logits are averaged. The branches
 share every other layer, a linear classifier too, so the mean of the logits is that of the mean features.
 
-The equations agree with a public copy of the authors' layer, which mixes means and variances by weights of
-their own, a softmax of two numbers that starts at one half.
+The equations agree with a public copy of the authors' layer (`OptimizedNorm2d`), which mixes means and
+variances by weights of their own, a softmax of two numbers that starts at one half, and follows statistics at
+a rate of 0.1. A weight for each source and layer is also that copy's; one version of the paper's abstract
+(arXiv 1907.04275) shares it across layers.
 """
 
 import torch
@@ -18,6 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 START = 0.9
 """Share of batch norm before training: pretrained weights expect its statistics. Ours."""
+ROWS = 64
+"""Rows that are normalised at once where none affects another: a pass over all sources takes much memory."""
 
 
 class MixedNorm(nn.BatchNorm2d):
@@ -37,6 +41,11 @@ class MixedNorm(nn.BatchNorm2d):
         self.to(norm.running_mean.device)
 
     def forward(self, maps: Tensor) -> Tensor:
+        if self.training or torch.compiler.is_exporting() or len(maps) <= ROWS:
+            return self._normalized(maps)
+        return torch.cat([self._normalized(part) for part in maps.split(ROWS)])
+
+    def _normalized(self, maps: Tensor) -> Tensor:
         values = maps.float()
         var_i, mean_i = torch.var_mean(values, (2, 3), correction=0, keepdim=True)
         var_b, mean_b = self.running_var, self.running_mean

@@ -75,6 +75,19 @@ def test_methods_train_different_weights_from_the_same_rows(done):
     assert results["reference"] == "erm"
 
 
+def test_source_validation_is_the_mean_over_trainings(done):
+    out, results = done
+    for own in results["methods"]:
+        files = (out / "methods" / own["name"] / "runs").glob("*.json")
+        found = [
+            run for run in map(json.loads, (file.read_text() for file in files)) if run["method"] == "none"
+        ]
+        assert own["validation"] == pytest.approx(np.mean([run["numbers"]["validation"] for run in found]))
+    table = training_table(results)
+    shown = [row[table.header.index("source validation")] for row in table.rows]
+    assert shown == [f"{100 * own['validation']:.1f}" for own in results["methods"]]
+
+
 def test_training_cost_is_relative_to_erm(done):
     cost = {own["name"]: own["cost"] for own in done[1]["methods"]}
     assert cost["erm"]["ratio"] == 1
@@ -167,6 +180,11 @@ def test_names_are_checked():
         ({"training": Training(freeze=True)}, ["erm"], "leave --freeze out"),
         ({"training": Training({"finetune.method": "erm"})}, ["erm"], "leave --set finetune.method out"),
         ({"training": Training({"recipe": "joint"})}, ["erm"], "leave --set recipe out"),
+        (
+            {"training": Training({"finetune.freeze_batchnorm": True}, backbone="tiny:conv", weights=None)},
+            ["erm", "dson"],
+            "'dson' needs `finetune.freeze_batchnorm=false`",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_any_work(folder, tmp_path, change, names, reason):

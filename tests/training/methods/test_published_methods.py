@@ -10,6 +10,7 @@ from torch.distributions import kl_divergence as torch_kl
 from torch.nn.functional import cross_entropy
 
 from sourceward.data.augmix import augmix
+from sourceward.nn import domain_norm
 from sourceward.nn.auxiliary import DOMAIN_EMBEDDING, SINGLE_SAMPLE
 from sourceward.nn.backbones import create_backbone
 from sourceward.nn.domain_norm import DomainNorm, MixedNorm
@@ -157,6 +158,16 @@ def test_dson_mixes_batch_and_instance_statistics(training):
     torch.testing.assert_close(mixed(maps), alone, rtol=1e-4, atol=1e-5)
 
 
+def test_dson_normalises_many_rows_in_parts(monkeypatch):
+    mixed, maps = MixedNorm(torch.nn.BatchNorm2d(4), 1).eval(), rows(7, 4, 5, 5)
+    whole = mixed(maps)
+    monkeypatch.setattr(domain_norm, "ROWS", 3)
+    torch.testing.assert_close(mixed(maps), whole)
+    batch_statistics = mixed.train()(maps)  # of all rows
+    monkeypatch.undo()
+    assert torch.equal(mixed(maps), batch_statistics)
+
+
 def test_dson_gives_every_source_its_own_branch():
     classifier, images = make("dson"), batch()[0]
     layers = [module for module in classifier.modules() if isinstance(module, DomainNorm)]
@@ -249,11 +260,27 @@ def test_the_domain_classifier_reads_the_embedding_of_the_domain():
     torch.testing.assert_close(got, network.project.weight.grad)
 
 
-def test_adversarial_noise_has_its_norm_and_climbs():
-    noise = adversarial_noise.scaled(rows(4, 3, 8, 8))
-    torch.testing.assert_close(
-        noise.square().mean((1, 2, 3)).sqrt(), torch.full((4,), 0.348), atol=1e-3, rtol=0
-    )
+def test_adversarial_noise_has_its_norm_after_clipping():
+    """The scale is that of a root finder, on images of all shades; 135 is the norm of 224 pixels."""
+    from scipy.optimize import brentq
+
+    noise, shade = rows(4, 3, 16, 16), torch.tensor([0.0, 0.5, 0.9, 1.0]).view(4, 1, 1, 1)
+    pixels = (shade + 0.1 * rows(4, 3, 16, 16, seed=1)).clamp(0, 1)
+    found = adversarial_noise.with_noise(pixels, noise)
+    for x, n, y in zip(*(part.double().numpy() for part in (pixels, noise, found))):
+
+        def excess(scale, x=x, n=n):
+            return np.linalg.norm((x + scale * n).clip(0, 1) - x) - 135 * 16 / 224
+
+        np.testing.assert_allclose(y, (x + brentq(excess, 0, 100) * n).clip(0, 1), atol=1e-5)
+    full = rows(1, 3, 4, 4).abs().requires_grad_()  # white pixels leave no room for brighter ones
+    noisy = adversarial_noise.with_noise(torch.ones(1, 3, 4, 4), full)
+    noisy.sum().backward()
+    assert torch.equal(noisy, torch.ones(1, 3, 4, 4))
+    assert full.grad.isfinite().all()
+
+
+def test_adversarial_noise_climbs():
     classifier = make("adversarial_noise")
     before = [loss_of(classifier, seed).item() for seed in range(8)]
     for seed in range(8):

@@ -18,6 +18,7 @@ from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError, unknown_name
 from sourceward.bench.protocol.methods import NONE
 from sourceward.bench.protocol.plan import OnRun, Plan, Prepared, check_engine, leave_out, prepare, run_all
+from sourceward.bench.protocol.training import Training
 from sourceward.bench.published import published_beside
 from sourceward.bench.speed.timing import timed
 from sourceward.data import DomainDataset, open_dataset
@@ -87,8 +88,13 @@ def _check(name: str, plan: Plan, dataset: DomainDataset) -> None:
     if dataset.kind == "features":
         raise InputError("--methods trains a backbone, but the data holds features: leave it out.")
     needs = FINETUNE_METHODS[ERM if name == SWAD else name].needs
+    settings = _training_by(name, plan).fit_settings(dataset.kind).finetune
     for left_out in leave_out(dataset, plan.targets):
-        needs.check(name, dataset.kind, len(set(dataset.domain_names) - set(left_out)))
+        needs.check(name, dataset.kind, len(set(dataset.domain_names) - set(left_out)), settings)
+
+
+def _training_by(name: str, plan: Plan) -> Training:
+    return replace(plan.training, settings=layer_of(name) | plan.training.settings)
 
 
 def bench_methods(
@@ -114,8 +120,8 @@ def bench_methods(
     names, unsuitable = check_methods(plan, names)
     prepared = {}
     for name in names:
-        training = replace(plan.training, settings=layer_of(name) | plan.training.settings)
-        prepared[name] = prepare(replace(plan, training=training), Path(out) / "methods" / name)
+        own = replace(plan, training=_training_by(name, plan))
+        prepared[name] = prepare(own, Path(out) / "methods" / name)
     trained_by = {
         job.run_key(target, method): name
         for name, own in prepared.items()
@@ -135,6 +141,7 @@ def bench_methods(
             **about[name],
             "settings": layer_of(name),
             "cost": cost.get(name),
+            "validation": _validation(own),
             "against": _against(own, reference),
             "published": published_beside(name, targets),
             "table": found["table"],
@@ -152,6 +159,13 @@ def bench_methods(
         "published": {method.name: published_beside(method.name, targets) for method in plan.methods},
         "not_applicable": unsuitable,
     }
+
+
+def _validation(own: Prepared) -> float | None:
+    """Return the accuracy on source validation without adaptation, the mean over trainings: by it, and not by
+    the targets, a training method may be chosen."""
+    found = [run["numbers"]["validation"] for run in own.runs() if run["method"] == NONE]
+    return float(np.mean(found)) if found else None
 
 
 def _against(own: Prepared, reference: Prepared) -> dict[str, float] | None:
@@ -184,7 +198,7 @@ def training_cost(plan: Plan, names: Sequence[str], dataset: DomainDataset) -> d
     sizes = len(set(dataset.domain_names) - set(left_out)), len(dataset.classes)
     found: dict[str, float] = {}
     for name in dict.fromkeys([ERM, *names]):
-        settings = replace(training, settings=layer_of(name) | training.settings).fit_settings(dataset.kind)
+        settings = _training_by(name, plan).fit_settings(dataset.kind)
         with suppress(Exception):  # the runs matter more
             backbone = make_backbone(dataset, training.spec, training.weights, settings, True, 0)
             assert backbone is not None

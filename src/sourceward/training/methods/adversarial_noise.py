@@ -2,13 +2,14 @@
 
 A generator turns Gaussian noise at each pixel into noise that is as hard as it can be for the classifier;
 both are trained together, min over the classifier, max over the generator, of the cross-entropy on
-clip(x + e g(n) / |g(n)|). It has four 1x1 convolutions of width 20 and a connection around them. Half of a
-batch stays clean; the rest is noisy, two fifths of it by earlier states of the generator (experience replay).
+clip(x + s g(n)), where s is such that clip(x + s g(n)) - x has norm e. The generator has four 1x1
+convolutions of width 20 and a connection around them. Half of a batch stays clean; the rest is noisy, two
+fifths of it by earlier states of the generator (experience replay).
 
-The norm e is 135 for images of 224 pixels (released code, bethgelab/game-of-noise), 0.35 at each value, in
-units of [0, 1]; generator and shares of the batch are also those of that code, where the replayed fifth comes
-from two earlier states, here from one. It trains the generator by Adam with a rate of 1e-4, and anew in each
-epoch; here it has the rate of the head.
+Norm, generator and shares are those of the released code (bethgelab/game-of-noise, commit 29625d2): e is 135
+for images of 224 pixels with values in [0, 1], 0.35 at each value. There the replayed fifth comes from two
+earlier states of one epoch each, here from one; the generator is trained by Adam with a rate of 1e-4, and
+every ten epochs anew for 1,000 batches; here it has the rate of the head, and goes on.
 """
 
 from typing import Any
@@ -26,6 +27,8 @@ from sourceward.training.needs import Needs
 WIDTH, INIT = 20, 0.01
 STRENGTH = 135 / (3 * 224 * 224) ** 0.5
 """Root mean square of the noise, for values in [0, 1]."""
+NEWTON_STEPS, SMALLEST, LARGEST = 6, 1e-12, 1e6
+"""Steps to the last digit; bounds where the pixels leave too little room, so that gradients stay finite."""
 SHARES = (0.5, 0.3, 0.2)
 """Clean, noise of the present generator, noise of an earlier one: those of the released code."""
 KEPT, EVERY = 10, 100
@@ -56,10 +59,25 @@ class NoiseGenerator(nn.Module):
         return hidden
 
 
-def scaled(noise: Tensor, strength: float = STRENGTH) -> Tensor:
-    """Return noise whose root mean square over each image is `strength`."""
-    size = noise.square().mean((1, 2, 3), keepdim=True).sqrt()
-    return strength * noise / size.clamp_min(torch.finfo(noise.dtype).tiny)
+def with_noise(pixels: Tensor, noise: Tensor, strength: float = STRENGTH) -> Tensor:
+    """Return clip(pixels + s noise), s such that it differs from the pixels by `strength` (root mean square).
+
+    The mean square of what is added is the mean of min(t noise^2, room^2) with t = s^2, concave in t, so that
+    Newton's method from 0 climbs to the solution: a step solves for t with the values fixed that are clipped.
+
+    Args:
+        pixels: (batch, 3, height, width) in [0, 1].
+        noise: of the same shape and any size.
+        strength: where the pixels leave less room, every value is clipped.
+    """
+    room, square = torch.where(noise >= 0, 1 - pixels, pixels).square(), noise.square()
+    t = torch.zeros_like(noise[:, :1, :1, :1])
+    for _ in range(NEWTON_STEPS):
+        free = t.detach() * square < room
+        fixed = torch.where(free, 0.0, room).mean((1, 2, 3), keepdim=True)
+        growth = torch.where(free, square, 0.0).mean((1, 2, 3), keepdim=True)
+        t = (strength**2 - fixed) / growth.clamp_min(SMALLEST)
+    return (pixels + t.clamp_max(LARGEST).sqrt() * noise).clamp(0, 1)
 
 
 @FINETUNE_METHODS.register("adversarial_noise")
@@ -83,10 +101,10 @@ class AdversarialNoise(ImageMethod):
         pixels = denormalize(images, mean, std)
         drawn = torch.randn(pixels.shape, generator=generator, device=images.device)
         state = torch.randint(KEPT, (1,), generator=generator, device=images.device)
-        now = scaled(self.noise(drawn, reverse_gradient(self.noise.weights)).float())
-        before = scaled(self.noise(drawn, self.earlier[state][0]).float())
-        added = torch.where(kind < SHARES[0] + SHARES[1], now, before)
-        noisy = normalize((pixels + added).clamp(0, 1), mean, std).to(images)
+        now = self.noise(drawn, reverse_gradient(self.noise.weights))
+        before = self.noise(drawn, self.earlier[state][0])
+        noise = torch.where(kind < SHARES[0] + SHARES[1], now, before).float()
+        noisy = normalize(with_noise(pixels, noise), mean, std).to(images)
         return self.cross_entropy(head(backbone(torch.where(kind < SHARES[0], images, noisy))), batch.label)
 
     @torch.no_grad()

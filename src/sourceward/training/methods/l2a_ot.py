@@ -8,10 +8,11 @@ a domain classifier and d the Sinkhorn distance of two batches, G minimises
     + cross-entropy of the classifier on G(x), with the classifier held fixed.
 
 The classifier minimises half the cross-entropy on x and half that on G(x), without a gradient to G. No code
-of the authors was found, and their text could not be read for this: the losses are as in a reimplementation
-(mousecpn/L2A-OT), which has weights 1, 2 and 1; a second one has 1, 10 and 1, the values here. In the paper
-the domain classifier and the classifier that G is tested by are trained beforehand; here they are trained
-along, and G with them.
+of the authors was found, and of their text only the abstract could be read for this: the losses are as in a
+reimplementation (mousecpn/L2A-OT). Its weights of distance, cycle and cross-entropy are 1, 2 and 1; a copy of
+it for videos changes them to 1, 10 and 1, the values here, and calls them the paper's; a third one has 2, 10
+and 1. In the paper the domain classifier and the classifier that G is tested by are trained beforehand; here
+they are trained along, and G with them.
 """
 
 import itertools
