@@ -14,8 +14,9 @@ from tests.tiny_runs import TINY, fit_tiny, tiny_features, tiny_images
 PRINTED = {"chain_latent": "posterior", "supervise": "last", "guide_kl_weight": 1.0, "num_draws": 3}
 """Eq. 10 as printed, with `kl_weight=1`: z from q(z|d), the end of a chain in the last line, and its KL."""
 
-RELEASED = {"chain_latent": "both", "supervise": "all", "guide_kl_weight": 0.0, "num_draws": 10}
-"""Eq. 10 as released, with `kl_weight=0.1`: two chains for each start, every step, no KL in the last line."""
+RELEASED = {"chain_latent": "both", "supervise": "all", "num_draws": 10, "guide_prototypes": True}
+"""Eq. 10 as released, with `kl_weight=0.1`: two chains for each start; the last line has every step, no KL,
+and trains the class prototypes."""
 
 FORMS = [(PRINTED, 1.0, Coefficients.paper()), (RELEASED, 0.1, Coefficients())]
 
