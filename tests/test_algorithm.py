@@ -1,5 +1,6 @@
 """Algorithm 1: which parameters each line trains, its variants, and inference at test time."""
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.helpers import make_generator
 SOURCES, ROWS, DIM, CLASSES = 3, 12, 5, 3
 NOTHING = Coefficients(0, 0, 0, 0, 0, 0)
 RELEASED = Coefficients()
+GUIDE = replace(NOTHING, guide_label=1.0)
 STEPS = TrainSettings(num_steps=3, chains=None, pooled_weight=0.0, feature_noise=0.0, supervised_steps=None)
 
 
@@ -132,6 +134,24 @@ def test_guide_last_supervises_the_last_step_only(monkeypatch):
     assert origins[0].shape == (SOURCES, 3 * ROWS, DIM)
     assert torch.equal(origins[1], origins[0][:, -ROWS:])
     assert torch.equal(*(fresh(supervise=g, num_steps=1).total for g in ("all", "last")))
+
+
+def test_the_guide_may_train_the_prototypes():
+    """As in the released code. Values and the gradient of the energies are the same."""
+    start, found = make_network(backbone=nn.Linear(DIM, DIM)), []
+    for trains in (False, True):
+        network, batch = deepcopy(start), make_batch()
+        feature = network.features(batch.feature.flatten(0, 1)).unflatten(0, (SOURCES, ROWS))
+        settings = replace(STEPS, guide_prototypes=trains)
+        loss = losses(network, settings, batch._replace(feature=feature), coefficients=GUIDE)
+        loss.total.backward()
+        named = [(name, p.grad) for name, p in network.named_parameters() if p.grad is not None]
+        parts = {name.split(".")[0] for name, grad in named if grad.any()}
+        found.append((loss.total, network.energy.matrices[0].grad, parts))
+    (value, gradient, parts), (same, alike, more) = found
+    torch.testing.assert_close(value, same)
+    torch.testing.assert_close(gradient, alike)
+    assert (parts, more) == ({"energy"}, {"energy", "latent", "backbone"})
 
 
 def test_a_posterior_chain_doubles_the_chains():

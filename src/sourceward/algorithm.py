@@ -68,7 +68,9 @@ def objective(
 
     # From here on features and latents are constants: the energies train theta alone.
     latents = Latents(prior, class_posterior, posterior)
-    batch, class_latent = batch._replace(feature=feature.detach()), detach(class_latent)
+    batch = batch._replace(feature=feature.detach())
+    if not settings.guide_prototypes:
+        class_latent = detach(class_latent)
     network.energy.power_iteration()
     weights = network.energy.weights()
     own, start = _chain_starts(network, replay, batch, latents, settings, generator)

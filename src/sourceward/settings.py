@@ -116,6 +116,8 @@ class TrainSettings:
         replay_size: chain ends kept of each source and class; 500 for up to 7 classes, then fewer, when None.
         guide_weight: weight of the last line of eq. 10, which trains the chain to keep labels.
         guide_kl_weight: weight of the KL in that line: 1 in eq. 10 as printed, 0 in the released code.
+        guide_prototypes: let that line train the class prototypes, too (released code); eq. 10 has them as
+            constants there.
         supervise: which steps of a chain that line supervises: `all` (released code) or the `last` (eq. 10).
         supervised_steps: of all steps, this many at equal distances, the first at random: the same gradient
             on average, at a fraction of the cost; all of them when None.
@@ -126,10 +128,7 @@ class TrainSettings:
         feature_noise: std of the noise added to features in training, in units of their root mean square.
         shift_noise: std of the noise that makes the negatives of a single source out of its own features.
         input_noise: std of the noise on a single source's inputs that makes more negatives; 0 for none.
-        weight_decay: of all weights.
-        optimizer: `adamw` or `adam`.
-        schedule: of the learning rates: `cosine`, `step` or `constant`.
-        average: decay of the moving average of the weights.
+        weight_decay, optimizer, schedule, average: as in `LoopSettings`.
         distilled_steps: length of the chains that the distilled one-step sampler learns from.
         components: principal components to keep of wider features; all when None.
     """
@@ -141,6 +140,7 @@ class TrainSettings:
     replay_size: int | None = None
     guide_weight: float = 1.0
     guide_kl_weight: float = 0.0
+    guide_prototypes: bool = False
     supervise: str = "all"
     supervised_steps: int | None = 4
     chain_latent: str = "prior"

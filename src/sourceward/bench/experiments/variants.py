@@ -21,6 +21,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "train.chain_latent": "prior",
         "train.supervised_steps": 4,
     },
+    "prototypes trained by adapted samples, too": {"train.guide_prototypes": True},
     "our augmentation": {
         "augmentation.fourier": 0.5,
         "augmentation.grayscale": 0.3,
