@@ -137,10 +137,11 @@ def printable(name: str) -> str:
 
 
 def check_name(path: str | Path) -> None:
-    """Refuse a path that is not valid UTF-8, where safetensors or Parquet files are: they open no such path."""
+    """Refuse a path that is not valid UTF-8, where safetensors or Parquet files are: neither opens it."""
     if printable(str(path)) != str(path):
         raise InputError(
-            f"Expected a path that is valid UTF-8, but got '{printable(str(path))}'. Rename the file or folder."
+            f"Expected a path that is valid UTF-8, but got '{printable(str(path))}'. Rename the file or "
+            "folder."
         )
 
 
