@@ -85,6 +85,28 @@ def test_damaged_pt_files(tmp_path, data):
         create_backbone("tiny:conv", weights=tmp_path / "w.pt")
 
 
+@pytest.mark.parametrize(
+    "change", [torch.Tensor.to_sparse, lambda one: one.to(torch.complex64), lambda one: one.to("meta")]
+)
+def test_pt_files_of_odd_tensors(tmp_path, change):
+    weights = create_backbone("tiny:conv", weights=None).network.state_dict()
+    name = next(name for name, tensor in weights.items() if tensor.is_floating_point())
+    torch.save({**weights, name: change(weights[name])}, tmp_path / "w.pt")
+    with pytest.raises(InputError, match=f"dense real numbers, but {name} is of type"):
+        create_backbone("tiny:conv", weights=tmp_path / "w.pt")
+
+
+def test_no_advice_to_run_the_code_of_a_pt_file(tmp_path, recwarn):
+    torch.save({"a": torch.zeros(1), "b": os.system}, tmp_path / "w.pt")
+    for data in (None, b"\x80\x04\x95" + bytes(20)):
+        if data:
+            (tmp_path / "w.pt").write_bytes(data)
+        with pytest.raises(InputError, match="damaged, or holds more than tensors") as caught:
+            create_backbone("tiny:conv", weights=tmp_path / "w.pt")
+        assert "weights_only" not in str(caught.value)
+    assert not recwarn
+
+
 def test_a_pt_file_that_is_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "w.pt")
     with pytest.raises(InputError, match="there is no file"):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sourceward import EnergyAdapter
-from sourceward._util.threads import NARROW, available_cores, limit_threads, threads_for
+from sourceward import EnergyAdapter, InputError
+from sourceward._util.threads import MOST_THREADS, NARROW, available_cores, limit_threads, threads_for
 from sourceward.cli.main import build_app
 from tests.helpers import QUICK, make_domains
 
@@ -80,3 +80,13 @@ def test_threads_by_command(four_threads, tmp_path):
         build_app(), ["predict", str(tmp_path), "x", "--out", "p.csv", "--threads", "0"]
     )
     assert done.exit_code == 2
+
+
+@pytest.mark.parametrize("count", [MOST_THREADS + 1, 10**11, 2**40, 10**30])
+def test_more_threads_than_a_machine_has(four_threads, tmp_path, count):
+    """torch keeps the last 32 bits of some of these, and takes all memory for others."""
+    command = ["predict", str(tmp_path), "x", "--out", "p.csv", "--threads", str(count)]
+    done = CliRunner().invoke(build_app(), command)
+    assert isinstance(done.exception, InputError)
+    assert "Expected `--threads` to be at most 4,096" in str(done.exception)
+    assert torch.get_num_threads() == 4

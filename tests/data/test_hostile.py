@@ -1,6 +1,7 @@
 """Files that lie about size, type or names: each is one `InputError`, or a row that says so."""
 
 import io
+import json
 import os
 import tarfile
 import time
@@ -16,6 +17,7 @@ from sourceward import InputError, open_dataset
 from sourceward.data.decode import Geometry, decode_image
 from sourceward.data.stored import list_tar
 from sourceward.model.inputs import Failure, find_inputs
+from sourceward.nn.backbones import create_backbone
 from tests.tiny_runs import image_folder
 
 SMALL = Geometry(8, 8)
@@ -222,6 +224,20 @@ def test_an_array_whose_header_states_more_than_there_is(tmp_path):
     for name in ("x.npy", "x.npz"):
         with pytest.raises(InputError, match="no readable"):
             list(find_inputs("features", [tmp_path / name]))
+
+
+@pytest.mark.parametrize(("kind", "size"), [("F4", 24), ("F6_E2M3", 36), ("F9", 48), ("C64", 384)])
+def test_safetensors_of_types_that_numpy_lacks(tmp_path, kind, size):
+    where = {"dtype": kind, "shape": [12, 4], "data_offsets": [0, size]}
+    header = json.dumps({"features": where}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+    with pytest.raises(InputError, match=r"is not a complete \.safetensors file|has no 'label'"):
+        open_dataset(path)
+    with pytest.raises(InputError, match=r"is not a complete \.safetensors file|real numbers"):
+        list(find_inputs("features", [path]))
+    with pytest.raises(InputError, match=r"Could not read weights|dense real numbers"):
+        create_backbone("tiny:conv", weights=path)
 
 
 def test_parquet_with_dates_out_of_range_and_invalid_text(tmp_path):

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import torch
 
 import sourceward as sw
 from sourceward import InputError
+from sourceward._util.storage import load_tensors, save_tensors
+from tests.helpers import QUICK, make_domains
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
 
 IMAGES = torch.from_numpy(tiny_images().items[:4])
@@ -154,6 +157,25 @@ def test_settings_that_cannot_be(copied, change):
     edit(copied, change)
     with pytest.raises(InputError):
         sw.load(copied, "cpu")
+
+
+@pytest.mark.parametrize("kind", ["<U50000000", "S50000000", "V50000000", "50000000u4"])
+def test_a_type_of_classes_that_takes_memory(copied, tmp_path, kind):
+    """A few bytes of config.json, or of the file of an estimator, that would take gigabytes."""
+    edit(copied, lambda config: config["adapter"].update(classes_dtype=kind))
+    features, label, source = make_domains(rows=15)
+    sw.EnergyAdapter(**{**QUICK, "max_iter": 3}).fit(features, label, sample_domain=source).save(
+        tmp_path / "e"
+    )
+    tensors, meta = load_tensors(tmp_path / "e")
+    save_tensors(tmp_path / "e", tensors, {**meta, "classes_dtype": kind})
+    tracemalloc.start()
+    for read in (lambda: sw.load(copied, "cpu"), lambda: sw.EnergyAdapter.load(tmp_path / "e")):
+        with pytest.raises(InputError, match="its classes cannot be of type"):
+            read()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2e7
 
 
 def test_a_checkpoint_in_a_folder_is_not_used(tmp_path):

@@ -133,7 +133,16 @@ def printable(name: str) -> str:
     >>> printable("caf\udce9.png"), printable("café.png")
     ('caf\\udce9.png', 'café.png')
     """
-    return name.encode("utf-8", "backslashreplace").decode()
+    return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
+
+
+def check_name(path: str | Path) -> None:
+    """Refuse a path that is not valid UTF-8, where safetensors or Parquet files are: neither opens it."""
+    if printable(str(path)) != str(path):
+        raise InputError(
+            f"Expected a path that is valid UTF-8, but got '{printable(str(path))}'. Rename the file or "
+            "folder."
+        )
 
 
 def inside(root: str | Path, path: str | Path) -> bool:

@@ -15,7 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from sourceward._util.errors import InputError
-from sourceward._util.reading import check_regular, open_regular, printable
+from sourceward._util.reading import check_name, check_regular, open_regular, printable
+from sourceward._util.values import parse_json
 
 try:
     import fcntl
@@ -144,6 +145,7 @@ def save_tensors(path: str | Path, tensors: "dict[str, Tensor]", metadata: dict[
     """Write `tensors` and JSON `metadata` to `path` atomically, with a checksum of both."""
     from safetensors.torch import save
 
+    check_name(path)
     check_target(path)
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     text = json.dumps({**metadata, "sha256": _digest(plain, metadata)}, sort_keys=True)
@@ -156,18 +158,19 @@ def load_tensors(path: str | Path, fix: str = RESTORE) -> "tuple[dict[str, Tenso
     path = Path(path)
     if not os.path.lexists(path):
         raise InputError(f"Expected a sourceward file at '{path}', but found none. Check the path.")
+    check_name(path)
     check_regular(path, None)  # its tensors are mapped, and their sizes are those of the file
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("sourceward")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
-        metadata = json.loads(text or "{}")
+        metadata = parse_json(text or "{}")
         if not isinstance(metadata, dict):
             raise ValueError("its metadata is no object")
         expected = metadata.pop("sha256", None)
         if expected is not None and expected != _digest(tensors, metadata):
             raise ValueError("its checksum does not match")
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"'{path}' is damaged or no safetensors file ({error}). {fix}") from None
     if text is None:
         raise InputError(f"'{path}' is a safetensors file, but not one that sourceward wrote.")
@@ -179,8 +182,8 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     try:
         check_regular(path, None)
         with safe_open(path, framework="pt") as file:
-            found = json.loads((file.metadata() or {}).get("sourceward", "{}"))
-    except (SafetensorError, OSError, ValueError, RecursionError):
+            found = parse_json((file.metadata() or {}).get("sourceward", "{}"))
+    except (SafetensorError, OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -199,6 +202,7 @@ def _digest(tensors: "dict[str, Tensor]", metadata: dict[str, Any]) -> str:
 def open_folder(path: str | Path) -> Path:
     """Create a folder and check that it is writable, before any work is done."""
     path = Path(path)
+    check_name(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()

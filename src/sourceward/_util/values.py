@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward._util.reading import read_regular
+from sourceward._util.reading import printable, read_regular
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,33 @@ def check(value: Any, schema: Any, path: str = "") -> None:
 
 def read_json(path: str | Path) -> Any:
     """Return the content of a JSON file, or raise a `ValueError`; an `InputError` for what is no file."""
+    return parse_json(read_regular(path, "config_bytes"))
+
+
+def parse_json(text: str | bytes) -> Any:
+    r"""Return the value of a JSON text of somebody else, or raise a `ValueError`.
+
+    Half of a surrogate pair, which no file, page or terminal takes, is written as an escape.
+
+    >>> parse_json(r'{"a": "\ud800"}')
+    {'a': '\\ud800'}
+    """
     try:
-        return json.loads(read_regular(path, "config_bytes"))
+        value = json.loads(text)
+        escapes = "\\" in text if isinstance(text, str) else b"\\" in text
+        return _valid(value) if escapes else value  # without them nothing is to be looked at
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _valid(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_valid(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): _valid(item) for key, item in value.items()}
+    return value
 
 
 def short(error: Exception) -> str:

@@ -4,6 +4,7 @@ Exit codes: 0 done, 2 the input is wrong (one sentence on standard error), 1 a b
 subcommands that use it.
 """
 
+import io
 import sys
 import warnings
 from collections.abc import Iterator
@@ -94,6 +95,8 @@ def plain_warnings() -> Iterator[None]:
 @plain_warnings()
 def main() -> None:
     """Run the command line and exit with its code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as on standard error: names need not be valid Unicode
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app = build_app()
     except ImportError as error:

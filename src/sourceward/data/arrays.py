@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sourceward._util.errors import InputError
-from sourceward._util.reading import check_expanded, check_regular, open_regular
+from sourceward._util.reading import check_expanded, check_name, check_regular, open_regular
 from sourceward.data.dataset import DomainDataset, Problem, build, natural_order, zero_based
 from sourceward.data.table import SYNONYMS, read_split
 
@@ -135,7 +136,10 @@ def load_numpy(path: str | Path, wrong: str | None = None) -> Any:
                 check_expanded(path, os.fstat(stream.fileno()).st_size, sum(sizes))
             stream.seek(0)
             loaded = np.load(stream, allow_pickle=False)
-            return loaded if isinstance(loaded, np.ndarray) else {**loaded}
+            arrays = {"": loaded} if isinstance(loaded, np.ndarray) else {**loaded}
+            for array in arrays.values():
+                _check_text(array)
+            return loaded if isinstance(loaded, np.ndarray) else arrays
     except InputError:
         raise
     except Exception:  # zipfile, zlib and NumPy raise different errors for truncated files
@@ -146,11 +150,20 @@ def load_numpy(path: str | Path, wrong: str | None = None) -> Any:
         raise InputError(wrong or layout) from None
 
 
+def _check_text(array: np.ndarray) -> None:
+    """Refuse characters beyond Unicode, of which NumPy makes texts that break the interpreter's own rules."""
+    if array.dtype.kind == "U" and array.size and array.dtype.itemsize:
+        codes = np.ascontiguousarray(array).reshape(-1).view(array.dtype.str[0] + "u4")
+        if codes.max() > sys.maxunicode:
+            raise ValueError("a character beyond Unicode")
+
+
 def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
     """Return arrays by name; domain and class names come from the JSON metadata."""
     from safetensors import SafetensorError, safe_open
 
     arrays: dict[str, np.ndarray] = {}
+    check_name(path)
     check_regular(path)
     try:
         with safe_open(str(path), framework="pt") as archive:

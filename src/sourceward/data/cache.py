@@ -74,7 +74,7 @@ def image_keys(dataset: DomainDataset) -> np.ndarray:
     def key(name: str, item: object) -> bytes:
         time = changed(item.path) if hasattr(item, "path") else 0
         text = f"{name}\0{item.signature()}\0{time}"  # type: ignore[attr-defined]
-        return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest()
+        return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
 
     return np.frombuffer(b"".join(map(key, dataset.ids, dataset.items)), dtype="<u8")
 

@@ -86,7 +86,7 @@ def _corrupt(data: DomainDataset, name: str, severity: int, shape: Geometry, see
         return pixels if name == CLEAN else _corrupt_arrays(pixels, name, severity, seed)
     if name == CLEAN:
         return tuple(data.items)
-    keys = [zlib.crc32(f"{seed}{sample}".encode(errors="surrogateescape")) for sample in data.ids]
+    keys = [zlib.crc32(f"{seed}{sample}".encode(errors="surrogatepass")) for sample in data.ids]
     return tuple(CorruptedImage(item, name, severity, shape, key) for item, key in zip(data.items, keys))
 
 

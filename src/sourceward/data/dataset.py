@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from sourceward._util.errors import InputError, unknown_name
+from sourceward._util.reading import printable
 
 Kind = Literal["image", "text", "features"]
 
@@ -184,21 +185,25 @@ def build(
     targets: Sequence[str] = (),
     name: str = "",
 ) -> DomainDataset:
-    """Build a dataset from label and domain names, and report classes that a domain lacks."""
-    classes = natural_order(labels) if classes is None else tuple(classes)
-    domain_names = natural_order(domains) if domain_names is None else tuple(domain_names)
+    """Build a dataset from label and domain names, and report classes that a domain lacks.
+
+    What is not valid Unicode in names and texts is written as escapes, since no file could hold it.
+    """
+    labels, domains = [printable(text) for text in labels], [printable(text) for text in domains]
+    classes = natural_order(labels) if classes is None else tuple(map(printable, classes))
+    domain_names = natural_order(domains) if domain_names is None else tuple(map(printable, domain_names))
     dataset = DomainDataset(
         kind=kind,
-        items=items,
+        items=tuple(map(printable, items)) if kind == "text" else items,
         labels=_codes("class", labels, classes, name),
         domains=_codes("domain", domains, domain_names, name),
         classes=classes,
         domain_names=domain_names,
-        ids=tuple(ids),
+        ids=tuple(map(printable, ids)),
         split=None if split is None else np.asarray(split, dtype="<U5"),
-        problems=tuple(problems),
-        targets=tuple(targets),
-        name=name,
+        problems=tuple(replace(p, domain=p.domain and printable(p.domain)) for p in problems),
+        targets=tuple(map(printable, targets)),
+        name=printable(name),
     )
     missing = tuple(
         Problem("missing_class", f"{d}/{c}", f"Domain {d!r} has no sample of class {c!r}.", d)
@@ -260,8 +265,8 @@ def _digest(text: str) -> str:
 
 
 def _bytes(texts: Iterable[str]) -> bytes:
-    """Encode texts; file names may hold bytes that are not valid UTF-8."""
-    return "\0".join(texts).encode(errors="surrogateescape")
+    """Encode texts, also those of a caller that are not valid Unicode."""
+    return "\0".join(texts).encode(errors="surrogatepass")
 
 
 SourceSplit = tuple[DomainDataset, list[slice], list[slice]]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError, unknown_name
+from sourceward._util.reading import printable
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.functional.statistics import value_range_problem
 from sourceward.validation.folds import Source
@@ -35,6 +36,8 @@ def validated(estimator: "EnergyAdapter", X: Any, y: Any = "no_validation", *, r
             checked = validate_data(estimator, X, y, dtype=np.float32, reset=reset, ensure_all_finite=False)
         if not isinstance(y, str):
             _check_labels(checked[1])
+        if reset:
+            check_text("names of columns", getattr(estimator, "feature_names_in_", np.array([])))
             check_classification_targets(checked[1])
     except (ValueError, OverflowError) as error:
         raise InputError(str(error)) from None
@@ -50,6 +53,14 @@ def _check_labels(y: np.ndarray) -> None:
         raise ValueError(
             f"Expected labels that are text or numbers, but got {what}. Convert them, as by str."
         )
+    check_text("labels", y)
+
+
+def check_text(what: str, values: np.ndarray) -> None:
+    """Refuse names that are not valid Unicode: no file, page or terminal takes them."""
+    for value in dict.fromkeys(values.tolist()) if values.dtype.kind in "UO" else ():
+        if isinstance(value, str) and printable(value) != value:
+            raise InputError(f"Expected {what} that are valid Unicode, but got {value!r}. Rename it.")
 
 
 def feature_matrix(X: Any, width: int) -> np.ndarray:
@@ -157,6 +168,7 @@ def _plain(domain: np.ndarray) -> np.ndarray:
         domain = domain.astype(np.int64)
     if domain.dtype.kind not in "iubU":
         raise InputError("Expected names or integers in `sample_domain`, but got missing or other values.")
+    check_text("names in `sample_domain`", domain)
     return domain
 
 

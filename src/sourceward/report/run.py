@@ -110,8 +110,8 @@ def headline(run: Run) -> str:
     if not rows:
         return f"Expected accuracy on an unseen domain: {range_text}."
     mean = sum(row.scores["adapted"] for row in rows) / len(rows)
-    seen = "domain that it was trained on" if rows[0].scores["trained_on"] else "unseen domain"
-    where = rows[0].name if len(rows) == 1 else f"{len(rows)} {seen}s"
+    seen = "domains that it was trained on" if rows[0].scores["trained_on"] else "unseen domains"
+    where = rows[0].name if len(rows) == 1 else f"{len(rows)} {seen}"
     beside = f"; expected on an unseen domain: {range_text}" if expected else ""
     return f"Accuracy on {where}: {100 * mean:.1f} %{beside}."
 

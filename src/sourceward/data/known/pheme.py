@@ -94,5 +94,5 @@ def _tweet_text(tree: Tree, path: str) -> str:
     try:
         tweet = json.loads(tree.text(path))
         return str(tweet.get("full_text") or tweet.get("text") or "").strip()
-    except (json.JSONDecodeError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""

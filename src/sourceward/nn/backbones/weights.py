@@ -2,6 +2,7 @@
 
 import os
 import socket
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -58,9 +59,13 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an odd pickle
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle makes its reader raise whatever it runs into
         detail = (str(error).strip() or "empty file").splitlines()[0]
+        if "weights_only" in detail:  # torch advises to run the code in the file
+            detail = "it is damaged, or holds more than tensors"
         raise InputError(
             f"Could not read weights from {str(path)!r}: expected a complete .safetensors file or a state "
             f"dict of tensors only ({detail}). Copy it again, or save it with safetensors."
@@ -83,7 +88,7 @@ def load_weights(network: nn.Module, weights: Weights, *, label: str) -> None:
     wanted = network.state_dict()
     prefix = common_prefix(given, wanted)
     # Keys without the prefix belong to other parts of a larger model.
-    found = {k.removeprefix(prefix): _full_precision(v) for k, v in given.items() if k.startswith(prefix)}
+    found = {k.removeprefix(prefix): _full_precision(k, v) for k, v in given.items() if k.startswith(prefix)}
 
     missing = [key for key in wanted if key not in found and not key.endswith(BUFFERS)]
     extra = [key for key in found if key not in wanted and not _ignored(key)]
@@ -122,8 +127,22 @@ def _ignored(key: str) -> bool:
     return key.split(".")[0] in CLASSIFIER_LAYERS + TEXT_LAYERS or key.endswith(BUFFERS)
 
 
-def _full_precision(value: Tensor) -> Tensor:
-    return value.float() if value.is_floating_point() else value
+def _full_precision(name: str, value: Tensor) -> Tensor:
+    try:
+        if value.layout == torch.strided and not (value.is_complex() or value.is_quantized or value.is_meta):
+            return value.float() if value.is_floating_point() else value
+    except RuntimeError:  # a type that torch stores and does not compute with, as float4
+        pass
+    raise InputError(f"Expected weights that are dense real numbers, but {name} is {_kind(value)}.")
+
+
+def _kind(value: Tensor) -> str:
+    """The type and layout of a tensor.
+
+    >>> _kind(torch.zeros(1, dtype=torch.complex64))
+    'of type complex64 (strided)'
+    """
+    return f"of type {value.dtype} ({value.layout})".replace("torch.", "")
 
 
 def _count(keys: list[str], what: str) -> str:
