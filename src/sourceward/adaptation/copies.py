@@ -1,12 +1,11 @@
 """`CopyEncoder`: features of images and of their copies by one pass of the backbone."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sourceward._util.threads import one_thread
 from sourceward.adaptation.base import Unsuitable
 from sourceward.data.loading import rows_per_chunk, rows_per_pass
 from sourceward.data.transforms import OWN, TRANSFORMS, Copy, make_copies, parse_transforms
@@ -14,7 +13,6 @@ from sourceward.nn import Network, Projected
 from sourceward.nn.alone import encode_alone
 from sourceward.nn.backbones import ImagePreprocessing
 from sourceward.nn.feature_statistics import FeatureStatistics
-from sourceward.nn.split import split_at
 
 WHY_NOT = {
     "amplitudes": "This model has no Fourier amplitudes of its sources: `fourier` needs a model that `fit` "
@@ -58,17 +56,6 @@ def copies_of(images: Tensor, names: str, statistics: Statistics) -> Iterator[tu
     for name in parse_transforms(names):
         for copy in make_copies(name, images, statistics.sources, statistics.amplitudes):
             yield name, copy
-
-
-class Passes(NamedTuple):
-    """The passes of one image on a CPU, by transform; the image itself has the name ""."""
-
-    whole: dict[str, Callable[[Tensor], Tensor]]
-    """From the image, uint8, to the features of the copies of a transform."""
-    front: nn.Module | None
-    """From the normalised image to the map at which AdaIN begins."""
-    rest: dict[str, nn.Module]
-    """From that map to features."""
 
 
 class CopyEncoder(nn.Module):
@@ -121,7 +108,7 @@ class CopyEncoder(nn.Module):
         self.shared = False
         self.backbone = backbone
         self.given = backbone, preprocessing, statistics  # a tuple, so that modules are not listed twice
-        self._alone: Passes | None = None
+        self._alone: dict[str, Callable[[Tensor], Tensor]] | None = None
         if self.own < len(copies):
             self._apply_statistics(statistics.feature_statistics, preprocessing.size)
         self.eval()
@@ -147,21 +134,15 @@ class CopyEncoder(nn.Module):
         return found[0] if len(found) == 1 else torch.cat(found)
 
     @torch.no_grad()
-    def encode(
-        self, images: Tensor, only: Collection[str] | None = None, stems: Sequence[Tensor] | None = None
-    ) -> Tensor:
+    def encode(self, images: Tensor) -> Tensor:
         """Features (copies, n, dim) of any number of images, some at a time; bfloat16 inside on CUDA.
 
         Args:
             images: uint8 (n, 3, h, w).
-            only: on a CPU, the transforms whose copies are encoded; all when None.
-            stems: what `stems` returned for these images, if it is known.
         """
         device, parts = self.mean.device, []
         if device.type == "cpu":
-            names = [name for name in dict.fromkeys(self.names) if only is None or name in only]
-            step = len(images) if stems else rows_per_chunk(device)  # stems take memory
-            parts = [self._encode_alone(some, names, stems) for some in images.split(max(step, 1))]
+            parts = [self._encode_alone(some) for some in images.split(rows_per_chunk(device))]
             return torch.cat(parts, 1)
         step = max(rows_per_pass(device) // len(self.weights), 1)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -169,65 +150,18 @@ class CopyEncoder(nn.Module):
                 parts.append(self(some).float().unflatten(0, (len(self.weights), -1)))
         return torch.cat(parts, 1)
 
-    def stems(self, images: Tensor) -> list[Tensor] | None:
-        """On a CPU, the map of each image at which AdaIN begins, which it shares with its AdaIN copies. None
-        where no copy needs it, and for backbones with a connection around it."""
-        if self._passes().front is None:
-            return None
-        return encode_alone([(self._stem, image) for image in images.split(1)])
-
-    def _encode_alone(self, images: Tensor, names: list[str], stems: Sequence[Tensor] | None) -> Tensor:
+    def _encode_alone(self, images: Tensor) -> Tensor:
         """Features (copies, n, dim), each copy alone in its pass, and the copies of `adain` in one: the bits
         of a feature do not depend on the other transforms."""
-        whole, _, rest = self._passes()
-        if stems is None and not rest.keys().isdisjoint(names):
-            stems = self.stems(images)
-        passes = [
-            (rest[name], stems[row]) if stems and name in rest else (whole[name], image)
-            for row, image in enumerate(images.split(1))
-            for name in names
-        ]
-        found, each = encode_alone(passes), len(names)
+        if self._alone is None:
+            self._alone = {
+                name: CopyEncoder(*self.given[:2], name, self.given[2], plain=not name)._each
+                for name in dict.fromkeys(self.names)
+            }
+        passes = [(own, image) for image in images.split(1) for own in self._alone.values()]
+        found, each = encode_alone(passes), len(self._alone)
         together = [torch.cat(found[i : i + each]) for i in range(0, len(found), each)]
         return torch.stack(together, 1).float()
-
-    def _passes(self) -> Passes:
-        if self._alone is None:
-            backbone, preprocessing, statistics = self.given
-            front, rest = self._parts() if self.toward else (None, {})
-            self._alone = Passes(
-                {
-                    name: CopyEncoder(backbone, preprocessing, name, statistics, plain=not name)._each
-                    for name in dict.fromkeys(self.names)
-                    if name not in rest
-                },
-                front,
-                rest,
-            )
-        return self._alone
-
-    @torch.no_grad()
-    def _parts(self) -> tuple[nn.Module | None, dict[str, nn.Module]]:
-        """The backbone up to the first replaced statistics, and after it for the transforms that share it."""
-        whole, preprocessing, statistics = self.given
-        assert statistics.feature_statistics is not None
-        generator, inner = torch.Generator().manual_seed(0), _inner(whole)
-        trial = torch.randn(1, len(self.mean), *preprocessing.size, generator=generator)
-        with one_thread():
-            parts = split_at(inner, statistics.feature_statistics.layers(inner)[0], trial)
-        if parts is None:
-            return None, {}
-        front, rest = parts
-        found = {"": _projected_as(whole, rest)} if self.plain else {}
-        for name in dict.fromkeys(self.names[self.own :]):
-            toward = [source for own, source in zip(self.names[self.own :], self.toward) if own == name]
-            found[name] = _projected_as(whole, statistics.feature_statistics.applied(rest, 0, toward, 0))
-        return front.eval(), found
-
-    def _stem(self, image: Tensor) -> Tensor:
-        front = self._passes().front
-        assert front is not None
-        return front(self._normalized(image))
 
     def _each(self, image: Tensor) -> Tensor:
         """Features of the copies of an image, each alone in its pass; those of `adain` in one."""

@@ -12,7 +12,6 @@ from sourceward.adaptation.base import AdaptationResult, replace_rows, select_ro
 from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.tta import CopyResult, lead, level_average, levels, stop_early
-from sourceward.data.transforms import TRANSFORMS, parse_transforms
 from sourceward.nn import folded
 from sourceward.nn.encoder import ImageEncoder, StaleEncoder
 
@@ -30,17 +29,6 @@ FEW = 16
 """Images in doubt on CUDA whose further copies are all computed at once, for the same reason."""
 
 
-MOST_STEMS = 128
-"""Images on a CPU whose stems are kept for later levels: 3 MB each with ResNet-50."""
-
-
-class Stems(NamedTuple):
-    """On a CPU, what images share with their AdaIN copies: see `CopyEncoder.stems`."""
-
-    encode: CopyEncoder
-    maps: list[Tensor]
-
-
 class Pending(NamedTuple):
     """Predictions on copies that a CUDA device may still be computing; both functions wait for it."""
 
@@ -54,7 +42,6 @@ class Level(NamedTuple):
 
     place: int
     images: Tensor
-    stems: Stems | None
     pending: Pending
 
 
@@ -74,12 +61,12 @@ def adapt_images(
     """
     every = levels(names, thresholds)
 
-    def begin(done: int, images: Tensor, stems: Stems | None) -> Level:
+    def begin(done: int, images: Tensor) -> Level:
         """Start the level after `done`, or the last one where that takes no longer."""
         few = has_few(images, FEW if done >= 0 else ONE_PASS)
         place, made = len(every) - 1 if few else done + 1, every[done] if done >= 0 else ()
         wanted = "+".join(name for name in every[place] if name and name not in made)
-        return Level(place, images, stems, launch_images(model, adapter, images, wanted, done < 0, stems))
+        return Level(place, images, launch_images(model, adapter, images, wanted, done < 0))
 
     def end(level: Level, known: Sequence[CopyResult]) -> AdaptationResult:
         """The result of the images of a level; `known` are those of the levels before."""
@@ -91,7 +78,7 @@ def adapt_images(
         else:
             probabilities = pending.probabilities()
         doubt = lead(probabilities) < thresholds[place]
-        following = begin(place, *_rows(level, doubt)) if doubt.any() else None
+        following = begin(place, _rows(level.images, doubt)) if doubt.any() else None
         known = [*known, *pending.copies()]  # while the next level is computed
         here = level_average(known, every[place])
         if following is None:
@@ -99,29 +86,17 @@ def adapt_images(
         rest = [copy._replace(result=select_rows(copy.result, doubt)) for copy in known]
         return replace_rows(here, doubt, end(following, rest))
 
-    return end(begin(-1, images.to(model.device), _stems(model, images, names)), ())
+    return end(begin(-1, images.to(model.device)), ())
 
 
-def _rows(level: Level, chosen: np.ndarray) -> tuple[Tensor, Stems | None]:
-    """The chosen images of a level, and their stems."""
-    places = chosen.nonzero()[0]
-    at = torch.from_numpy(places).to(level.images.device)  # a mask would wait for the device
-    images, stems = level.images[at], level.stems
-    return images, stems and stems._replace(maps=[stems.maps[place] for place in places])
+def _rows(images: Tensor, chosen: np.ndarray) -> Tensor:
+    """The images that a mask names; a mask on the device would wait for it."""
+    return images[torch.from_numpy(chosen.nonzero()[0]).to(images.device)]
 
 
 def has_few(images: Tensor, limit: int) -> bool:
     """Whether all copies of the images take about the time of some of them."""
     return images.is_cuda and len(images) <= limit
-
-
-def _stems(model: "Model", images: Tensor, names: str) -> Stems | None:
-    needed = any(TRANSFORMS[name].needs == "feature_statistics" for name in parse_transforms(names))
-    if model.device.type != "cpu" or not needed or not 0 < len(images) <= MOST_STEMS:
-        return None
-    encode = copy_encoder(model, names)
-    maps = encode.stems(images)
-    return None if maps is None else Stems(encode, maps)
 
 
 def predict_images(
@@ -132,12 +107,7 @@ def predict_images(
 
 
 def launch_images(
-    model: "Model",
-    adapter: EnergyAdaptation,
-    images: Tensor,
-    names: str = "",
-    plain: bool = True,
-    stems: Stems | None = None,
+    model: "Model", adapter: EnergyAdaptation, images: Tensor, names: str = "", plain: bool = True
 ) -> Pending:
     """`predict_images` that does not wait for a CUDA device.
 
@@ -147,17 +117,15 @@ def launch_images(
         images: (n, 3, height, width).
         names: transforms, joined by +.
         plain: whether the images themselves are among the copies; they are the first then.
-        stems: of the images, where they are known.
     """
     network, known = model.network, model.__dict__.get(KEY, {}).get((names, plain))
     if model.device.type != "cuda":
-        encode, maps = stems or (copy_encoder(model, names, plain), None)
-        wanted = [*([""] if plain else []), *parse_transforms(names)]
+        encode = copy_encoder(model, names, plain)
         with torch.no_grad():
-            copies = network.rescale(encode.encode(images, wanted, maps))
+            copies = network.rescale(encode.encode(images))
         together = adapter(network, copies.flatten(0, 1))  # rows are padded for a product, a few cost as one
         rows = np.arange(len(together)).reshape(copies.shape[:2])
-        found = _named([select_rows(together, own) for own in rows], encode, wanted)
+        found = _named([select_rows(together, own) for own in rows], encode)
         return Pending(lambda: found, lambda: found[0].result.probabilities)
     try:
         if known is None or not _describes(known, model):
@@ -168,14 +136,11 @@ def launch_images(
         launched = adapter.launch(network, images, known)
     own = known.encode
     assert isinstance(own, CopyEncoder)
-    return Pending(cache(lambda: _named(launched.results(), own, own.names)), launched.probabilities)
+    return Pending(cache(lambda: _named(launched.results(), own)), launched.probabilities)
 
 
-def _named(
-    results: Sequence[AdaptationResult], encode: CopyEncoder, names: Sequence[str]
-) -> list[CopyResult]:
-    copies = [pair for pair in zip(encode.weights, encode.names) if pair[1] in names]
-    return [CopyResult(result, *pair) for result, pair in zip(results, copies, strict=True)]
+def _named(results: Sequence[AdaptationResult], encode: CopyEncoder) -> list[CopyResult]:
+    return [CopyResult(*one) for one in zip(results, encode.weights, encode.names, strict=True)]
 
 
 def copy_encoder(model: "Model", names: str, plain: bool = True) -> CopyEncoder:

@@ -6,14 +6,13 @@ statistics by the mean statistics of a source, as test-time augmentation (test-t
 al., ICML 2023). Each image is normalised by itself.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from sourceward.nn.split import share
 
 STRIDES = (4, 8)
 """Strides of the early maps: textures and strokes, not yet objects."""
@@ -67,6 +66,12 @@ class FeatureStatistics(nn.Module):
             setattr(changed.get_submodule(parent), leaf, module)
             image = None
         return changed
+
+
+def share(module: nn.Module) -> nn.Module:
+    """A copy of a module with the same parameters and buffers, not copies of them."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
 
 class AdaIN(nn.Module):
