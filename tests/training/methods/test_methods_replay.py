@@ -119,6 +119,19 @@ def test_a_recorded_loss_replays_on_another_batch_with_new_draws(name):
         torch.testing.assert_close(mine, buffer)
 
 
+@pytest.mark.parametrize("name", ["mixstyle", "masf", "dson"])  # hooks, other weights, other layers
+def test_a_compiled_backbone_gives_the_same_loss(name):
+    losses = []
+    for compiled in (True, False):
+        classifier, generator = make(name).train(), make_generator()
+        backbone = classifier.backbone
+        if compiled:
+            backbone = torch.compile(backbone, dynamic=False, backend="eager")
+        some = [classifier.method.loss(backbone, classifier.head, *batch(), generator) for _ in range(3)]
+        losses.append(torch.stack(some))
+    torch.testing.assert_close(*losses)
+
+
 def test_augmentation_waits_for_nothing_and_draws_from_its_generator():
     settings, generator = Augmentation(rotate=10.0, sketch=0.5, fourier=0.5), make_generator()
     images = torch.randint(256, (6, 3, 16, 16), dtype=torch.uint8, generator=make_generator(1))
