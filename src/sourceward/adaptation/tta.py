@@ -104,7 +104,7 @@ def lead(probabilities: np.ndarray) -> np.ndarray:
     Copies change a label where another class is nearly as probable as the first, however much probability the
     other classes have together.
 
-    >>> lead(np.array([[0.6, 0.2, 0.2], [0.5, 0.5, 0.0]])).tolist()
+    >>> lead(np.array([[0.6, 0.2, 0.2], [0.5, 0.5, 0.0]])).round(2).tolist()
     [0.75, 0.5]
     """
     second, first = np.partition(probabilities, -2, axis=1)[:, -2:].T

@@ -107,8 +107,8 @@ def _interpolated(images: Tensor, axis: int) -> Tensor:
 
 
 def _crop_places(side: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For each place of a resized crop along one axis, the places below and above it, and the share of the
-    one above."""
+    """For each pixel of a resized crop along one axis, the two pixels of the image that it lies between, and
+    the weight of the second."""
     kept = int(CROP * side)
     at = (torch.arange(side, dtype=torch.float64, device=device) + 0.5) * (kept / side) - 0.5
     at = at.clamp(0, kept - 1) + (side - kept) // 2
