@@ -14,7 +14,8 @@ from torch import Tensor
 Generator = torch.Generator | None
 
 WIDTH, DEPTH, SEVERITY = 3, 3, 3
-"""The paper's number of chains, largest number of operations in a chain, and severity (0 to 10)."""
+"""The paper's number of chains, largest number of operations in a chain, and severity (0 to 10): that of the
+released code (google-research/augmix) for CIFAR; for ImageNet it has 1."""
 
 OPERATIONS = (
     "autocontrast", "equalize", "posterize", "solarize",

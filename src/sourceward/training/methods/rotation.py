@@ -1,8 +1,9 @@
 """The training of TTT: test-time training by rotation prediction (Sun et al., ICML 2020).
 
 Loss: cross-entropy of the class + cross-entropy of the rotation, which a second linear head on the same
-features predicts among 0, 90, 180 and 270 degrees. The head is saved with the backbone, so that the adapter
-`ttt` can train on a test sample.
+features predicts among 0, 90, 180 and 270 degrees, one drawn for each image: as in the released code
+(yueatsprograms/ttt_cifar_release), where the second head branches off earlier. The head is saved with the
+backbone, so that the adapter `ttt` can train on a test sample.
 """
 
 from typing import Any
