@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 SHARES = {
-    "images": 25,
+    "images": 23,
     "tables": 12,
     "features": 10,
     "archives": 10,
@@ -44,6 +44,7 @@ SHARES = {
     "configs": 3,
     "caches": 2,
     "known": 3,
+    "weights": 2,
 }
 """Cases of each kind, in per cent."""
 SECONDS, GIGABYTES, ADDRESSES = 60, 4, 16
@@ -64,12 +65,12 @@ def run_case(world: Any, kind: str, number: int, seed: int) -> str:
     import numpy as np
 
     from sourceward._util.errors import InputError, TrainingError
-    from tests.fuzz import arguments, folders, http, kinds, known, tables
+    from tests.fuzz import archives, arguments, folders, http, kinds, known, tables
     from tests.fuzz.watch import WATCH
 
     shutil.rmtree(world.work, ignore_errors=True)
     world.work.mkdir()
-    modules = (kinds, tables, folders, known, http, arguments)
+    modules = (kinds, archives, tables, folders, known, http, arguments)
     function = next(getattr(module, kind) for module in modules if hasattr(module, kind))
     WATCH.start(world.folder)
     try:
