@@ -114,6 +114,8 @@ STATES = {
     "half precision": lambda state, meta: state.update(mean=state["mean"].bfloat16()),
     "NaN": lambda state, meta: state.update(answer=state["answer"] * float("nan")),
     "shares above 1": lambda state, meta: state.update(answer=state["answer"] + 5),
+    "shares of nothing": lambda state, meta: state.update(answer=torch.zeros_like(state["answer"])),
+    "more samples than there are": lambda state, meta: meta.update(held=len(state["norm"])),
     "negative shares": lambda state, meta: state.update(probability=-state["probability"] - 1),
     "long features": lambda state, meta: state.update(feature=state["feature"] + 1e30),
     "no array": lambda state, meta: state.pop("age"),

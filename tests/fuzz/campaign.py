@@ -228,7 +228,9 @@ def _add(out: Path, result: dict[str, Any], seed: int) -> None:
     parts = json.loads(out.read_text())["parts"] if out.exists() and result["first"] else []
     parts.append(result)
     total = {k: sum(sum(p["cases"][k].values()) for p in parts) for k in SHARES}
-    head = {"command": "make fuzz", "seed": seed, "versions": versions, "cases": sum(total.values())}
+    other = f"python -m tests.fuzz.campaign --seed {seed} --cases {sum(total.values())} --out {out}"
+    command = other if seed else "make fuzz"
+    head = {"command": command, "seed": seed, "versions": versions, "cases": sum(total.values())}
     head |= {"cases_per_kind": total, "findings": sum(len(part["findings"]) for part in parts)}
     head |= {"peak_gb": max(p["peak_gb"] for p in parts), "seconds": sum(p["seconds"] for p in parts)}
     out.parent.mkdir(parents=True, exist_ok=True)
