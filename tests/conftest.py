@@ -1,9 +1,11 @@
 """One thread, modest property tests, and the real data where it lies beside the checkout."""
 
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests marked `cuda` where there is no CUDA device."""
     if item.get_closest_marker("cuda") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+
+
+OPTIONAL = (
+    *("hypothesis", "torchmetrics", "skada", "pydantic", "fastapi", "starlette", "uvicorn", "httpx"),
+    *("onnx", "ray", "gradio", "pyarrow", "pandas", "playwright"),
+)
+"""Packages of extras, which a GPU machine may lack."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Skip a module that imports an optional package which is not installed."""
+    report = yield
+    missing = re.search(r"No module named '(\w+)", str(report.longrepr)) if report.failed else None
+    if missing and missing[1].startswith(OPTIONAL):
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"{missing[1]} is not installed")
+    return report
 
 
 @pytest.fixture(scope="session")

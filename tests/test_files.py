@@ -97,3 +97,18 @@ def test_every_exception_is_still_needed():
     used = {(f.relative_to(ROOT).as_posix(), call) for f in ROOT.rglob("*.py") for call in opened(f)}
     assert {pair for pair in CHECKED if pair not in used} == set()
     assert {name for name in ALLOWED if not any(file == name for file, _ in used)} == set()
+
+
+def test_no_code_of_the_hub_is_run():
+    """Every call of `transformers` that could run it says no; a state dict is read as tensors only."""
+    without = []
+    for file in (ROOT / "nn" / "backbones").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            name = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
+            wanted = {"from_pretrained": ("trust_remote_code", False), "load": ("weights_only", True)}
+            wanted["from_config"] = wanted["from_pretrained"]
+            if name in wanted and getattr(node.func.value, "id", "") in ("auto", "AutoConfig", "torch", ""):
+                given = {word.arg: getattr(word.value, "value", None) for word in node.keywords}
+                if given.get(wanted[name][0]) is not wanted[name][1]:
+                    without.append(f"{file.name}:{node.lineno}")
+    assert without == []

@@ -114,6 +114,8 @@ STATES = {
     "half precision": lambda state, meta: state.update(mean=state["mean"].bfloat16()),
     "NaN": lambda state, meta: state.update(answer=state["answer"] * float("nan")),
     "shares above 1": lambda state, meta: state.update(answer=state["answer"] + 5),
+    "shares of nothing": lambda state, meta: state.update(answer=torch.zeros_like(state["answer"])),
+    "more samples than there are": lambda state, meta: meta.update(held=len(state["norm"])),
     "negative shares": lambda state, meta: state.update(probability=-state["probability"] - 1),
     "long features": lambda state, meta: state.update(feature=state["feature"] + 1e30),
     "no array": lambda state, meta: state.pop("age"),
@@ -235,7 +237,7 @@ def test_a_report_reads_no_file_outside_of_its_folder(tmp_path):
 
 
 def test_targets_are_refused_before_the_work(run, tmp_path):
-    """`predict --state`, `drift --out` and `--report`, `export --timings`: each names a pipe."""
+    """`predict --state`, `drift --out` and `--report`, `export --timings`, `report --out`, `save`: a pipe."""
     os.mkfifo(tmp_path / "pipe")
     np.save(tmp_path / "x.npy", X)
     inputs, out, named = str(tmp_path / "x.npy"), str(tmp_path / "p.csv"), str(tmp_path / "pipe")
@@ -244,7 +246,10 @@ def test_targets_are_refused_before_the_work(run, tmp_path):
         ["drift", run, inputs, "--out", named],
         ["drift", run, inputs, "--report", named],
         ["export", run, "--to", str(tmp_path / "a.pt2"), "--timings", named],
+        ["report", run, "--out", named],
     ]
+    with pytest.raises(InputError, match="it is no regular file"):
+        sw.load(run, "cpu").adapter.save(named)
     for command in commands:
         done = subprocess.run(
             [sys.executable, "-m", "sourceward", *map(str, command)],

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 SHARES = {
-    "images": 25,
+    "images": 23,
     "tables": 12,
     "features": 10,
     "archives": 10,
@@ -44,6 +44,7 @@ SHARES = {
     "configs": 3,
     "caches": 2,
     "known": 3,
+    "weights": 2,
 }
 """Cases of each kind, in per cent."""
 SECONDS, GIGABYTES, ADDRESSES = 60, 4, 16
@@ -64,12 +65,12 @@ def run_case(world: Any, kind: str, number: int, seed: int) -> str:
     import numpy as np
 
     from sourceward._util.errors import InputError, TrainingError
-    from tests.fuzz import arguments, folders, http, kinds, known, tables
+    from tests.fuzz import archives, arguments, folders, http, kinds, known, tables
     from tests.fuzz.watch import WATCH
 
     shutil.rmtree(world.work, ignore_errors=True)
     world.work.mkdir()
-    modules = (kinds, tables, folders, known, http, arguments)
+    modules = (kinds, archives, tables, folders, known, http, arguments)
     function = next(getattr(module, kind) for module in modules if hasattr(module, kind))
     WATCH.start(world.folder)
     try:
@@ -227,7 +228,9 @@ def _add(out: Path, result: dict[str, Any], seed: int) -> None:
     parts = json.loads(out.read_text())["parts"] if out.exists() and result["first"] else []
     parts.append(result)
     total = {k: sum(sum(p["cases"][k].values()) for p in parts) for k in SHARES}
-    head = {"command": "make fuzz", "seed": seed, "versions": versions, "cases": sum(total.values())}
+    other = f"python -m tests.fuzz.campaign --seed {seed} --cases {sum(total.values())} --out {out}"
+    command = other if seed else "make fuzz"
+    head = {"command": command, "seed": seed, "versions": versions, "cases": sum(total.values())}
     head |= {"cases_per_kind": total, "findings": sum(len(part["findings"]) for part in parts)}
     head |= {"peak_gb": max(p["peak_gb"] for p in parts), "seconds": sum(p["seconds"] for p in parts)}
     out.parent.mkdir(parents=True, exist_ok=True)

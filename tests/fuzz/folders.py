@@ -78,6 +78,7 @@ def _odd_tensors(tensors: dict[str, torch.Tensor], rng: Random) -> dict[str, tor
         lambda one: one.to(pick(rng, (torch.int32, torch.float16, torch.bfloat16, torch.bool))),
         lambda one: torch.full_like(one, pick(rng, (-1, 0, 2, 10**6))),
         lambda one: one.double() * float("nan"),
+        lambda one: torch.zeros(one.shape or (2,), dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
         lambda one: one * float("nan") if one.is_floating_point() else one - 2**62,
         lambda one: one * 1e30 if one.is_floating_point() else one * 10**6,
     )

@@ -3,11 +3,11 @@
 A case returns "used" or "refused". Anything but our own errors is a finding, and so is a `Finding`.
 """
 
+import contextlib
 import io
 import json
 import os
 import shutil
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +15,22 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.numpy import save as save_safetensors
+from safetensors.torch import save_file as save_torch
 
 from sourceward import EnergyAdapter, load, open_dataset
 from sourceward._util.errors import InputError
+from sourceward.data.dataset import DomainDataset
 from sourceward.data.decode import Geometry, decode_image
+from sourceward.data.diagnosis import doctor
 from sourceward.model.card import model_card
 from sourceward.model.file import describe_model
 from sourceward.model.inputs import Failure, find_inputs
-from tests.fuzz.mutate import damage, directed, odd_json, other_digit, pick
+from sourceward.nn.backbones import create_backbone
+from tests.fuzz.mutate import WORDS, damage, directed, odd_json, other_digit, pick
 from tests.helpers import QUICK, make_domains
 from tests.tiny_runs import fit_tiny, tiny_features, tiny_images
 
@@ -137,11 +143,12 @@ def features(world: World, rng: Random) -> str:
     if matrix.size and matrix.dtype.kind == "f" and rng.random() < 0.3:
         matrix.flat[0] = pick(rng, (np.nan, np.inf, -np.inf))
     arrays = {"features": matrix, "label": rng.integers(0, 3, count), "domain": rng.integers(0, 3, count)}
+    if rng.random() < 0.2:
+        arrays["label"] = _texts(rng)[arrays["label"]]
     for name in ("classes", "domains", "is_validation", "held_out", "split"):
         if rng.random() < 0.3 * (1 - plain):
-            arrays[name] = pick(
-                rng, (np.array("a"), np.array(["a", "b", "c"]), np.zeros((2, 2)), np.arange(count))
-            )
+            odd = (np.array("a"), np.array(["a", "b", "c"]), np.zeros((2, 2)), np.arange(count), _texts(rng))
+            arrays[name] = pick(rng, odd)
     suffix = pick(rng, (".npz", ".npy", ".safetensors"))
     path = world.work / f"features{suffix}"
     stream = io.BytesIO()
@@ -156,7 +163,10 @@ def features(world: World, rng: Random) -> str:
             if array.dtype.kind in "fiub" and array.dtype.isnative
         }
         stream.write(
-            save_safetensors(kept, metadata={"classes": pick(rng, ('["a","b","c"]', "a", "3", "[[1]]"))})
+            save_safetensors(
+                kept,
+                metadata={"classes": pick(rng, ('["a","b","c"]', "a", "3", "[[1]]", '["\\ud800","b","c"]'))},
+            )
         )
     path.write_bytes(
         stream.getvalue() if rng.random() < 0.4 + 0.4 * plain else damage(stream.getvalue(), rng)
@@ -168,52 +178,15 @@ def features(world: World, rng: Random) -> str:
         rows = [sample.value for sample in find_inputs("features", [path])]
         return np.isfinite(world.loaded.predict_proba(np.stack(rows))).all() if rows else None
 
-    return both(lambda: open_dataset(path).items, predict)
+    return both(lambda: use_dataset(open_dataset(path)), predict)
 
 
-SIZES = (
-    *(b"\xff" * 4 + (-size).to_bytes(8, "big", signed=True) for size in (512, 1024, 1536)),
-    *(b"\x80" + size.to_bytes(11, "big") for size in (2**40, 2**80)),
-    b"77777777777\0",
-)
-"""Sizes in a header of a .tar: negative, which leads back, and huge."""
-
-
-def archives(world: World, rng: Random) -> str:
-    path = world.work / "a.tar"
-    with tarfile.open(path, "w", format=pick(rng, (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))) as archive:
-        for _ in range(int(rng.integers(1, 7))):
-            name = (
-                "/".join(pick(rng, ("a", "b", "..", "é" * 60, ".", "x" * 120)) for _ in range(2)) + "/1.png"
-            )
-            member = tarfile.TarInfo(name)
-            member.type = pick(
-                rng, (tarfile.REGTYPE,) * 6 + (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE)
-            )
-            member.linkname = pick(rng, ("", "/etc/hostname", name))
-            data = image_bytes(rng) if member.isreg() else b""
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    data = bytearray(path.read_bytes())
-    for _ in range(int(rng.integers(0, 3))):
-        starts = [place for place in range(0, len(data), 512) if data[place + 257 : place + 262] == b"ustar"]
-        header = int(pick(rng, starts or [0]))
-        field = pick(rng, ((124, 12), (124, 12), (156, 1), (0, 100), (345, 155), (257, 8)))
-        start = header + field[0]
-        odd = (rng.bytes(field[1]), b"\xff" * field[1], b"7" * field[1])
-        data[start : start + field[1]] = pick(rng, odd + SIZES if field[1] == 12 else odd)
-        if rng.random() < 0.7:
-            data[header + 148 : header + 156] = b" " * 8
-            data[header + 148 : header + 156] = b"%06o\0 " % sum(data[header : header + 512])
-    path.write_bytes(damage(bytes(data), rng) if rng.random() < 0.4 else data)
-    pipe(path, rng)
-
-    def read() -> None:
-        for item in open_dataset(path).items:
-            if len(item.read()) != item.size:
-                raise Finding("a file of the archive is shorter than listed")
-
-    return both(read, lambda: [value(sample) for sample in find_inputs("image", [path])])
+def _texts(rng: Random) -> np.ndarray:
+    """Three names, which NumPy keeps without a check: half a surrogate pair, and no character at all."""
+    names = np.array(["a" + pick(rng, WORDS).replace("\0", ""), "b\udc41", "c"])
+    if rng.random() < 0.2:
+        names.view(np.uint32)[0] = pick(rng, (0x110000, 0x7FFFFFFF))
+    return names
 
 
 def model_folders(world: World, rng: Random) -> str:
@@ -256,6 +229,44 @@ def estimators(world: World, rng: Random) -> str:
     if not np.array_equal(EnergyAdapter.load(world.work / "estimator").predict_proba(inputs), expected):
         raise Finding("a damaged file predicts something else")
     return "used"
+
+
+def weights(world: World, rng: Random) -> str:
+    """A file of weights: what is taken is finite where the file was."""
+    whole = create_backbone("tiny:conv", weights=None).network.state_dict()
+    name = pick(rng, sorted(whole))
+    changes = (
+        torch.Tensor.to_sparse,
+        lambda one: one.to(torch.complex64),
+        lambda one: one.to(pick(rng, (torch.float16, torch.bool, torch.uint8, torch.float8_e4m3fn))),
+        lambda one: torch.zeros(one.shape, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        lambda one: one.reshape(-1)[:1].clone(),
+        lambda one: pick(rng, (None, {}, "x", {"state_dict": 3})),
+    )
+    if rng.random() < 0.6:
+        whole = {**whole, name: pick(rng, changes)(whole[name])}
+    path = world.work / pick(rng, ("w.pt", "w.safetensors"))
+    if path.suffix == ".pt":
+        torch.save(pick(rng, (whole, {"state_dict": whole}, {"model": whole, "epoch": 3})), path)
+    else:
+        kept = {k: v for k, v in whole.items() if isinstance(v, torch.Tensor) and v.layout == torch.strided}
+        with contextlib.suppress(SafetensorError):  # half a byte too much
+            save_torch(kept, path)
+    if rng.random() < 0.5:
+        path.write_bytes(damage(path.read_bytes(), rng))
+    pipe(path, rng)
+    create_backbone("tiny:conv", weights=path)
+    return "used"
+
+
+def use_dataset(data: DomainDataset) -> None:
+    """What every command does with a dataset: hash it, split it, print and write its names."""
+    names = (*data.classes, *data.domain_names, *data.ids, data.name, repr(data), data.fingerprint())
+    for text in names if data.kind != "text" else (*names, *data.items):
+        if not isinstance(text, str) or text != text.encode(errors="replace").decode():
+            raise Finding(f"{text!r} cannot be written")
+    data.train_val_indices()
+    doctor(data)
 
 
 def value(sample: Any) -> Any:

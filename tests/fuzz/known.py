@@ -1,6 +1,7 @@
-"""Cases of files of known datasets: idx, .npy and split lists."""
+"""Cases of files of known datasets: idx, .npy, split lists and tweets."""
 
 import io
+import json
 import os
 import struct
 from typing import Any
@@ -9,13 +10,13 @@ import numpy as np
 
 from sourceward import open_dataset
 from sourceward._util.errors import InputError
-from tests.fuzz.kinds import Finding, Random, World
-from tests.fuzz.mutate import WORDS, damage, pick
+from tests.fuzz.kinds import Finding, Random, World, use_dataset
+from tests.fuzz.mutate import VALUES, WORDS, damage, pick
 
 
 def known(world: World, rng: Random) -> str:
-    """Files of known datasets: idx, .npy and split lists."""
-    folder, kind = world.work, pick(rng, ("mnist", "cifar", "lists"))
+    """Files of known datasets: idx, .npy, split lists and tweets."""
+    folder, kind = world.work, pick(rng, ("mnist", "cifar", "lists", "tweets"))
     odd = rng.random() < 0.7
     if kind == "mnist":
         shapes = {"images-idx3": (20, 28, 28), "labels-idx1": (20,)}
@@ -37,6 +38,14 @@ def known(world: World, rng: Random) -> str:
             place.unlink(missing_ok=True)
             os.mkfifo(place)
         return _opened(f"cifar10_c:{folder}", severity=1)
+    if kind == "tweets":
+        for number in range(8):
+            place = folder / "ab"[number % 2] / pick(rng, ("rumours", "non-rumours")) / str(number)
+            (place / "source-tweets").mkdir(parents=True)
+            text = json.dumps({pick(rng, ("text", "full_text", "x")): pick(rng, (*WORDS, *VALUES))}).encode()
+            text = pick(rng, (text, text, damage(text, rng), b"[" * 10**5))
+            (place / "source-tweets" / f"{number}.json").write_bytes(text)
+        return _opened(f"pheme:{folder}", events="all")
     for domain in ("photo", "sketch"):
         (folder / domain / "dog").mkdir(parents=True)
         (folder / domain / "dog" / "1.png").write_bytes(b"x")
@@ -47,7 +56,9 @@ def known(world: World, rng: Random) -> str:
 
 def _opened(spec: str, **options: Any) -> str:
     try:
-        return "used" if len(open_dataset(spec, **options)) else "refused"
+        data = open_dataset(spec, **options)
+        use_dataset(data)
+        return "used" if len(data) else "refused"
     except InputError as error:
         if "\n" in str(error):
             raise Finding(f"an error of several lines: {error}") from None

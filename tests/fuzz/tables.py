@@ -6,7 +6,7 @@ import os
 
 from sourceward import open_dataset
 from sourceward.model.inputs import find_inputs
-from tests.fuzz.kinds import Finding, Random, World, both, image_bytes, pipe, value
+from tests.fuzz.kinds import Finding, Random, World, both, image_bytes, pipe, use_dataset, value
 from tests.fuzz.mutate import WORDS, damage, pick
 
 
@@ -34,9 +34,7 @@ def tables(world: World, rng: Random) -> str:
     pipe(path, rng)
     kind, root = pick(rng, ("text", "image")), pick(rng, (None, str(world.work)))
     return both(
-        lambda: [
-            item if isinstance(item, str) else item.read() for item in open_dataset(path, root=root).items
-        ],
+        lambda: use_dataset(open_dataset(path, root=root)),
         lambda: [value(sample) for sample in find_inputs(kind, [path], root=root)],
     )
 

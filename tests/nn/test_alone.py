@@ -65,7 +65,29 @@ def test_few_passes_share_the_threads_where_a_trial_gives_the_same_bits():
         module.by = by
         for _ in range(2):
             assert float(alone.encode_alone([(module, torch.ones(1))])[0]) == 2
-        assert [count for _, count, _ in module.seen] == [1, 4, threads, threads]
+        assert [count for _, count, _ in module.seen] == [4, 1, threads, threads]
+
+
+def test_beside_busy_processes_one_thread_computes_for_a_while(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(alone.time, "monotonic", lambda: now[0])
+
+    class Waits(Watched):
+        def forward(self, x):
+            now[0] += 1 if torch.get_num_threads() == 1 else self.together
+            return super().forward(x)
+
+    module = Waits()
+    module.together = 0.5
+    for together in (0.5, 0.5, 20, 20, 20):
+        module.together = together
+        alone.encode_alone([(module, torch.ones(1))])
+    assert [count for _, count, _ in module.seen] == [4, 1, 4, 4, 4, 1, 1]
+    now[0] += alone.PAUSE * 20
+    module.together = 0.5
+    for _ in range(2):
+        alone.encode_alone([(module, torch.ones(1))])
+    assert [count for _, count, _ in module.seen][-2:] == [4, 4]
 
 
 def test_texts_are_not_tried_and_have_one_thread():

@@ -161,7 +161,7 @@ class AdaptationStream(Generic[T]):
             )
         counts: list[Any] = [meta.get(name) for name in ("seen", "guarded", "held", "new")]
         whole = all(type(n) is int and 0 <= n < 2**62 for n in counts)
-        if not whole or counts[2] > MEMORY or not self._alike(state):
+        if not whole or counts[2] > MEMORY or not self._alike(state, counts[2]):
             raise InputError(
                 f"The state in '{path}' is damaged, or was written by another version. Start without it."
             )
@@ -170,15 +170,17 @@ class AdaptationStream(Generic[T]):
         self.seen, self.guarded, self._held, self._new = counts
         return self
 
-    def _alike(self, state: dict[str, Tensor]) -> bool:
-        """Whether tensors may be a state of this stream: all of them, finite, and shares from 0 to 1."""
+    def _alike(self, state: dict[str, Tensor], held: int) -> bool:
+        """Whether tensors may be a state of this stream: all of them, finite, and shares that sum to 1."""
         for name in STATE:
             own, found = torch.from_numpy(getattr(self, f"_{name}")), state.get(name)
             if found is None or (found.shape, found.dtype) != (own.shape, own.dtype):
                 return False
             if not found.isfinite().all() or (name in SHARES and not 0 <= found.min() <= found.max() < 1.001):
                 return False
-        return bool((state["feature"].abs() < 1.001).all())  # rows of norm 1
+        sums = torch.cat([state[name][:held].sum(1) for name in ("probability", "answer")])
+        rows = (state["feature"].abs() < 1.001).all()  # of norm 1
+        return bool(rows and ((sums - 1).abs() < 1e-3).all())
 
     def _features(self, result: AdaptationResult) -> np.ndarray:
         """Rescaled features (n, dim): with Langevin steps the mean over the sources."""

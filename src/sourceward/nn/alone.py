@@ -5,10 +5,15 @@ threads; the noise of a chain is keyed by the bits of a feature. So a sample is 
 computes it, and several threads compute several samples. With fewer samples than threads, and where passes
 may not overlap, all threads share a pass if a trial shows that this gives the same bits: the order of a sum
 does not depend on the numbers.
+
+Threads that share a pass wait for each other at the end of every product. Where other processes have the
+cores, that takes many times as long as one thread does: then one thread computes for a while.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +28,20 @@ Pass = tuple[Callable[[Any], Tensor], Any]
 
 KEY = "_trials"
 """Where a module keeps the results of trials."""
+PAUSE = 50
+"""One thread computes for this many times what a shared pass took that was slower: so such passes are at most
+one fiftieth of the time."""
+
+
+@dataclass
+class Trial:
+    """What is known of passes of one shape: whether all threads give the bits of one."""
+
+    alike: bool
+    seconds: float
+    """Of one thread, in the trial."""
+    busy_until: float = 0.0
+    """When threads may share a pass again."""
 
 
 @torch.no_grad()
@@ -30,8 +49,10 @@ def encode_alone(passes: Sequence[Pass]) -> list[Tensor]:
     """The output of each pass, without gradients, whatever the number of threads."""
     threads = min(torch.get_num_threads(), available_cores())
     overlap = all(_is_stateless(owner) for owner in {_owner(function) for function, _ in passes})
-    if (len(passes) < threads or not overlap) and all(_shared_alike(*one) for one in passes):
-        return [function(given) for function, given in passes]
+    if len(passes) < threads or not overlap:
+        found = _shared(passes)
+        if found is not None:
+            return found
     workers = min(threads, len(passes))
     if workers < 2 or not overlap:
         with one_thread():
@@ -54,21 +75,37 @@ def _alone(one: Pass) -> Tensor:
     return function(given)
 
 
-def _shared_alike(function: Callable[[Any], Tensor], given: Any) -> bool:
-    """Whether all threads together give the bits of one, found by a trial with random numbers. Texts have too
-    many shapes to try."""
+def _shared(passes: Sequence[Pass]) -> list[Tensor] | None:
+    """The output of each pass, computed by all threads together; None where one thread is to compute."""
+    trials = [_trial(*one) for one in passes]
+    known = [trial for trial in trials if trial is not None and trial.alike]
+    started = time.monotonic()
+    if len(known) < len(trials) or any(started < trial.busy_until for trial in known):
+        return None
+    found = [function(given) for function, given in passes]
+    seconds = time.monotonic() - started
+    if seconds > sum(trial.seconds for trial in known):
+        for trial in known:
+            trial.busy_until = started + PAUSE * seconds
+    return found
+
+
+def _trial(function: Callable[[Any], Tensor], given: Any) -> Trial | None:
+    """Compare all threads together with one, on random numbers. Texts have too many shapes to try."""
     owner = _owner(function)
     if not isinstance(given, Tensor) or owner is None:
-        return False
+        return None
     trials = owner.__dict__.setdefault(KEY, {})
     key = (getattr(function, "__name__", ""), tuple(given.shape), torch.get_num_threads())
     if key not in trials:
         generator = torch.Generator().manual_seed(0)
         trial = torch.randint(256, given.shape, dtype=torch.uint8, generator=generator)
         trial = trial if given.dtype == torch.uint8 else (trial / 128 - 1).to(given.dtype)
+        together = function(trial)
         with one_thread():
+            started = time.monotonic()
             alone = function(trial)
-        trials[key] = torch.equal(function(trial), alone)
+        trials[key] = Trial(torch.equal(together, alone), time.monotonic() - started)
     return trials[key]
 
 
