@@ -9,6 +9,7 @@ import torch
 
 from sourceward.adaptation import AdaptationResult
 from sourceward.functional import expected_calibration_error, negative_log_likelihood
+from sourceward.functional.calibration import calibration_gap
 from sourceward.functional.metrics import MANY_CLASSES, confusion_counts
 from sourceward.model.examples import class_positions
 
@@ -50,7 +51,8 @@ def measure_adaptation(
     """Return what only an `AdaptationResult` tells: energies, status, and uncertainty signals."""
     before, after = adapted.energy_before.mean(1), adapted.energy_after.mean(1)
     numbers: dict[str, Any] = {"status": dict(Counter(adapted.status.tolist()))}
-    signals = {"confidence": adapted.probabilities.max(1)}
+    signals = {"confidence": adapted.probabilities.max(1), "trust": adapted.trust}
+    numbers["trust_calibration_error"] = calibration_gap(adapted.trust, right)
     if np.isfinite(before).all() and np.isfinite(after).all() and np.ptp(before) > 0:
         both = (adapted.energy_before, adapted.energy_after)
         numbers |= {
