@@ -250,7 +250,8 @@ def weights(world: World, rng: Random) -> str:
         torch.save(pick(rng, (whole, {"state_dict": whole}, {"model": whole, "epoch": 3})), path)
     else:
         kept = {k: v for k, v in whole.items() if isinstance(v, torch.Tensor) and v.layout == torch.strided}
-        with contextlib.suppress(SafetensorError):  # half a byte too much
+        path.touch()
+        with contextlib.suppress(SafetensorError):  # it takes no half of a byte
             save_torch(kept, path)
     if rng.random() < 0.5:
         path.write_bytes(damage(path.read_bytes(), rng))
