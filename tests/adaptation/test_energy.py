@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sourceward.adaptation import EnergyAdaptation
+from sourceward.adaptation import EnergyAdaptation, energy
 from sourceward.nn import Network
 from sourceward.samplers import StepSettings
 from sourceward.settings import AdaptSettings
@@ -47,17 +47,17 @@ def test_status_of_adapted_rows():
 def bowl(network: Network) -> Network:
     """Give the network an energy with a narrow minimum at 0: large steps overshoot and raise it."""
     with torch.no_grad():
-        energy = network.energy
-        energy.spectral_norm = False
-        for matrix, bias in zip(energy.matrices, energy.biases):
+        own = network.energy
+        own.spectral_norm = False
+        for matrix, bias in zip(own.matrices, own.biases):
             matrix.zero_()
             bias.zero_()
         # swish(a) + swish(-a) = a tanh(a / 2): even, 0 at 0, rising.
         eye = torch.eye(DIM)[: DIM // 2]
-        energy.matrices[0][:, :, :DIM] = torch.cat([eye, -eye])
-        energy.matrices[1][:, 0] = 1.0
-        energy.matrices[2].fill_(0.0)
-        energy.matrices[2][:, 0, 0] = 1.0
+        own.matrices[0][:, :, :DIM] = torch.cat([eye, -eye])
+        own.matrices[1][:, 0] = 1.0
+        own.matrices[2].fill_(0.0)
+        own.matrices[2][:, 0, 0] = 1.0
     return network
 
 
@@ -117,3 +117,28 @@ def test_trajectories_are_recorded_on_request():
     np.testing.assert_allclose(adapted.trajectory[:, -1], adapted.features, rtol=1e-6)
     start = (make_rows() / 0.5 + 3)[:, None].repeat(1, SOURCES, 1)
     np.testing.assert_allclose(adapted.trajectory[:, 0], start, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_a_result_keeps_no_memory_but_its_own(rows):
+    """On CUDA the table of all results is in pinned memory, which a part of it would keep."""
+    adapted = EnergyAdaptation(settings(), record=True)(make_network(), make_rows()[:rows])
+    for name in (*FIELDS, "trajectory"):
+        value = getattr(adapted, name)
+        whole = value if value.base is None else value.base
+        assert isinstance(whole, np.ndarray), name
+        assert whole.nbytes == value.nbytes, name
+
+
+def test_many_rows_are_computed_and_kept_a_block_at_a_time(monkeypatch):
+    network, rows, waiting = make_network(), make_rows(), []
+    expected, launch = run(rows, network), EnergyAdaptation.launch
+    monkeypatch.setattr(energy, "BLOCK", 8)
+
+    def launched(*given):
+        waiting.append(launch(*given))
+        return waiting[-1]
+
+    monkeypatch.setattr(EnergyAdaptation, "launch", launched)
+    assert same_result(run(rows, network), expected)
+    assert [len(one.blocks) for one in waiting] == [1, 1, 1]

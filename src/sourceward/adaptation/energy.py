@@ -87,10 +87,11 @@ class EnergyAdaptation:
 
         Features, energies and steps are those of the first copy in every result.
         """
-        return self.launch(network, inputs, encoder).results()
+        parts = [self.launch(network, some, encoder).results() for some in inputs.split(BLOCK)]
+        return [join(copy) for copy in zip(*parts)]
 
     def launch(self, network: Network, inputs: Tensor, encoder: Encoder | None) -> "Launched":
-        """`predict_copies` that does not wait for a CUDA device."""
+        """`predict_copies` that does not wait for a CUDA device, which holds all results in pinned memory."""
         if self.settings is None:
             return replace(self, settings=settings_of(network)).launch(network, inputs, encoder)
         size = BLOCK if encoder is None else INPUTS if _copies(encoder) == 1 else INPUTS // 2
@@ -113,7 +114,7 @@ class EnergyAdaptation:
         inputs, table, trajectory = block
         copies = self._unpacked(table.numpy(), network, _copies(encoder))
         if trajectory is not None:
-            copies[0] = replace(copies[0], trajectory=trajectory.numpy())
+            copies[0] = replace(copies[0], trajectory=trajectory.numpy().copy())
         finite = [np.isfinite(copy.probabilities).all(1) for copy in copies]
         if np.all(finite) or not self._settings.num_steps:
             return copies
@@ -179,7 +180,7 @@ class EnergyAdaptation:
         sources, classes = network.sources, network.classes
         widths = (sources * network.dim, classes, sources * classes, sources, sources, sources)
         ends = accumulate(widths, initial=0)  # faster than `np.split`, and one sample counts
-        parts = (np.ascontiguousarray(table[:, a:b]) for a, b in pairwise(ends))
+        parts = (table[:, a:b].copy() for a, b in pairwise(ends))  # so that none keeps the pinned table
         feature, probability, per_source, before, after, steps = parts
         used = steps if self.sources is None else steps[:, list(self.sources)]
         status = np.where((used > 0).any(1), ADAPTED, ENERGY_NOT_LOWER)
@@ -197,7 +198,7 @@ class EnergyAdaptation:
         if copies == 1:
             return [first]
         votes = table[:, sum(widths) :].reshape(len(table), copies - 1, 1 + sources, classes)
-        others = (np.ascontiguousarray(votes[:, copy]) for copy in range(copies - 1))
+        others = (votes[:, copy].copy() for copy in range(copies - 1))
         return [first, *(replace(first, probabilities=v[:, 0], per_source=v[:, 1:]) for v in others)]
 
 
