@@ -1,5 +1,7 @@
 """Test-time augmentation: the average over the image and transformed copies of it."""
 
+import operator
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from sourceward.data.transforms import (
     OWN,
     TRANSFORMS,
     _interpolated,
+    _known_places,
     as_bytes,
     center_crop,
     list_transforms,
@@ -238,6 +241,18 @@ def test_both_ways_to_crop_give_the_same_bytes(side):
         images = bytes_.double() / 255
         gathered = _interpolated(_interpolated(images, -2), -1)
         assert torch.equal(as_bytes(gathered), as_bytes(center_crop(images)))
+
+
+def test_places_of_a_crop_stay_where_captured_graphs_read_them():
+    _known_places.cache_clear()
+    with torch.inference_mode():
+        first = _known_places(16, torch.device("cpu"))
+    for side in range(17, 80):
+        _known_places(side, torch.device("cpu"))
+    assert all(map(operator.is_, _known_places(16, torch.device("cpu")), first))
+    images = torch.rand(1, 3, 16, 16, dtype=torch.float64, requires_grad=True)
+    _interpolated(images, -1).sum().backward()
+    assert images.grad.sum() == pytest.approx(images.numel())
 
 
 @pytest.mark.parametrize("name", [name for name in list_transforms() if TRANSFORMS[name].exact])

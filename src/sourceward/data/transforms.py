@@ -10,7 +10,7 @@ statistics of its early feature maps by those of each source (see `nn.feature_st
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -115,7 +115,12 @@ def _crop_places(side: int, device: torch.device) -> tuple[Tensor, Tensor, Tenso
     return at.floor().long(), at.ceil().long(), at - at.floor()
 
 
-_known_places = lru_cache(maxsize=16)(_crop_places)  # a captured CUDA graph would compute them every time
+@cache
+def _known_places(side: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """`_crop_places`, which a captured CUDA graph would compute every time. They are kept for good: graphs
+    read them where they are."""
+    with torch.inference_mode(False):  # else no later call could compute a gradient with them
+        return _crop_places(side, device)
 
 
 def _rotations(images: Tensor, _: Tensor | None) -> list[Tensor]:
