@@ -280,6 +280,16 @@ def test_adversarial_noise_has_its_norm_after_clipping():
     assert full.grad.isfinite().all()
 
 
+def test_adversarial_noise_has_its_norm_where_there_is_just_room_for_it():
+    size = torch.linspace(0.01, 3, 999).view(-1, 1, 1, 1)  # rounding decides which of these are clipped
+    noise = size.repeat(1, 3, 2, 2).requires_grad_()
+    pixels = torch.full_like(noise, 1 - adversarial_noise.STRENGTH)
+    noisy = adversarial_noise.with_noise(pixels, noise)
+    noisy.sum().backward()
+    torch.testing.assert_close(noisy, torch.ones_like(noisy), rtol=0, atol=1e-5)
+    assert noise.grad.isfinite().all()
+
+
 def test_adversarial_noise_climbs():
     classifier = make("adversarial_noise")
     before = [loss_of(classifier, seed).item() for seed in range(8)]

@@ -77,7 +77,8 @@ def with_noise(pixels: Tensor, noise: Tensor, strength: float = STRENGTH) -> Ten
         fixed = torch.where(free, 0.0, room).mean((1, 2, 3), keepdim=True)
         growth = torch.where(free, square, 0.0).mean((1, 2, 3), keepdim=True)
         t = (strength**2 - fixed) / growth.clamp_min(SMALLEST)
-    return (pixels + t.clamp_max(LARGEST).sqrt() * noise).clamp(0, 1)
+    t = torch.where(t > 0, t, LARGEST).clamp_max(LARGEST)  # rounding makes it negative where all are clipped
+    return (pixels + t.sqrt() * noise).clamp(0, 1)
 
 
 @FINETUNE_METHODS.register("adversarial_noise")
