@@ -1,6 +1,7 @@
 """Test-time augmentation of a model: the same copies in predictions, in files and in evaluations."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -226,8 +227,24 @@ def test_thresholds_belong_to_their_transforms_and_are_saved(cascaded, tmp_path)
     assert again.tta_thresholds == cascaded.tta_thresholds
     assert np.array_equal(again.predict_proba(IMAGES), cascaded.predict_proba(IMAGES))
     first, second = cascaded.tta_thresholds
-    below = f"most probable classes has a share below {first:.3f}; crop and adain_mean where with hflip "
-    assert f"{below}it is still below {second:.3f}" in (tmp_path / "run/README.md").read_text()
+    share = f"has less than {first:.3f} of the probability of the two most probable; "
+    more = f"crop and adain_mean where with hflip it still has less than {second:.3f}"
+    assert share + more in (tmp_path / "run/README.md").read_text()
+
+
+def test_thresholds_of_probabilities_are_not_read_as_leads(cascaded, tmp_path):
+    """A model of before: with them fewer samples would get copies than validation allowed."""
+    cascaded.save(tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    del config["sha256"]
+    config["adapter"]["tta_thresholds"] = config["adapter"].pop("tta_leads")
+    file.write_text(json.dumps(config))
+    again = sw.load(tmp_path / "run", "cpu")
+    assert again.tta_thresholds == ()
+    assert np.array_equal(
+        again.predict_proba(IMAGES), cascaded.with_tta(cascaded.tta, cascade=False).predict_proba(IMAGES)
+    )
 
 
 def test_an_evaluation_obeys_the_thresholds_and_says_how_many_stop(cascaded):

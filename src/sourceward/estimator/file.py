@@ -44,7 +44,7 @@ def describe(estimator: "EnergyAdapter") -> dict[str, Any]:
         "adapts": estimator.adapts_,
         "source_weights": estimator.source_weights_,
         "tta": estimator.tta_,
-        "tta_thresholds": list(estimator.tta_thresholds_),
+        "tta_leads": list(estimator.tta_thresholds_),
         "expected_gain": None if gain is None else gain.to_dict(),
         "trust": None if estimator.trust_ is None else estimator.trust_.to_dict(),
         "stream": None if estimator.stream_ is None else estimator.stream_.to_dict(),
@@ -79,13 +79,14 @@ SCHEMA = {
     "adapts": bool,
     "source_weights": Optional([float]),
     "tta": str,
-    "tta_thresholds": Optional([float]),
+    "tta_leads": Optional([float]),
     "expected_gain": Optional(GAIN_SCHEMA),
     "trust": Optional(TRUST_SCHEMA),
     "stream": Optional(STREAM_SCHEMA),
     "dim": Whole(1),
 }
-"""Of what `describe` returns."""
+"""Of what `describe` returns. Earlier files have `tta_thresholds`, which are probabilities: as leads (see
+`tta.lead`) they would stop more samples than validation allowed. They are not read: samples get all copies."""
 
 
 def restore(
@@ -127,7 +128,7 @@ def restore(
     network.requires_grad_(False).eval()
     weights = meta["source_weights"]
     estimator.source_weights_ = None if weights is None else tuple(weights)
-    estimator.tta_, estimator.tta_thresholds_ = meta["tta"], tuple(meta.get("tta_thresholds") or ())
+    estimator.tta_, estimator.tta_thresholds_ = meta["tta"], tuple(meta.get("tta_leads") or ())
     estimator.expected_gain_ = None if gain is None else ExpectedGain(**gain)
     trust = meta.get("trust")
     estimator.trust_ = None if trust is None else Trust.from_dict(trust)

@@ -97,13 +97,14 @@ def _adaptation(adapt: dict[str, Any], tta: str, adapter: dict[str, Any]) -> str
         else "none"
     )
     copies = f"{and_list(tta.split('+'))} (`predict --tta none` predicts without)" if tta else "none"
-    thresholds = (adapter.get("tta_thresholds") or []) if tta and tta == adapter.get("tta") else []
+    thresholds = (adapter.get("tta_leads") or []) if tta and tta == adapter.get("tta") else []
     some = ""
     if thresholds:
-        some = f", where the first of the two most probable classes has a share below {thresholds[0]:.3f}"
+        share = f"less than {thresholds[0]:.3f} of the probability of the two most probable"
+        some = f", where the most probable class has {share}"
     if thresholds[1:]:
         first, *others = tta.split("+")
-        some += f"; {and_list(others)} where with {first} it is still below {thresholds[1]:.3f}"
+        some += f"; {and_list(others)} where with {first} it still has less than {thresholds[1]:.3f}"
     return f"- Steps: {steps}.\n- Test-time augmentation: {copies}{some}."
 
 
