@@ -17,12 +17,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import uvicorn
 from PIL import Image
 
 import sourceward as sw
 from sourceward._util.errors import InputError
+from sourceward.adaptation.tta import lead
 from sourceward.deploy.server import PAGE, create_app, serve, server_config
+from sourceward.deploy.server_answers import details
 from sourceward.deploy.server_load import BAD, LoadPlan, form, measure_load
 from sourceward.deploy.server_load import http as post
 from sourceward.deploy.server_queue import Batcher, Full
@@ -154,6 +157,15 @@ def test_details_of_one_sample(images: int):
     assert all(copy["image"].startswith("data:image/webp;base64,") for copy in answer["copies"])
     assert [len(points) for points in answer["chain"]["points"].values()] == [3, 3]  # two steps
     assert 0 < answer["chain"]["variance"] <= 1.000001
+
+
+def test_details_say_whether_the_cascade_uses_copies(tiny_run: Path):
+    model = sw.load(tiny_run, "cpu").with_tta("hflip")
+    image = torch.zeros(3, 16, 16, dtype=torch.uint8)
+    sure = float(lead(model.with_tta("").adapt_images(image[None]).probabilities)[0])
+    for thresholds, used in (((), True), ((sure,), False), ((sure + 1e-3,), True)):
+        model.adapter.tta_, model.adapter.tta_thresholds_ = "hflip", thresholds
+        assert details(model, image)["copies_used"] is used
 
 
 def test_what_can_be_read(images: int, tiny_run: Path):

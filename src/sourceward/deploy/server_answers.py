@@ -11,7 +11,7 @@ import torch
 
 from sourceward.adaptation.base import AdaptationResult
 from sourceward.adaptation.copies import Statistics, copies_of
-from sourceward.adaptation.tta import in_doubt
+from sourceward.adaptation.tta import CopyResult, in_doubt
 from sourceward.data.transforms import OWN
 from sourceward.deploy.server_inputs import Sample
 from sourceward.model import Model
@@ -77,15 +77,15 @@ def details(model: Model, value: Any) -> dict[str, Any]:
         "copies": [],
     }
     if model.kind == "image":
-        found["copies"] = _copies(model, value[None])
+        results = predict_images(model, model.adapter_for(), value[None].to(model.device), model.tta)
+        found["copies"] = _copies(model, value[None], results)
         thresholds = model.tta_thresholds
-        found["copies_used"] = not thresholds or bool(in_doubt(plain, thresholds[0])[0])
+        found["copies_used"] = not thresholds or bool(in_doubt(results[0].result, thresholds[0])[0])
     return found
 
 
-def _copies(model: Model, images: torch.Tensor) -> list[dict[str, Any]]:
+def _copies(model: Model, images: torch.Tensor, results: list[CopyResult]) -> list[dict[str, Any]]:
     """Name, prediction, weight and thumbnail of the image and of each transformed copy."""
-    results = predict_images(model, model.adapter_for(), images.to(model.device), model.tta)
     made = list(copies_of(images.to(model.device), model.tta, Statistics.of(model.network)))
     made = sorted(made, key=lambda pair: pair[1].source != OWN)  # the order of the results
     toward = iter(model.sources)  # `fourier` makes one copy for each source, in their order
