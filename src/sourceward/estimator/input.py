@@ -36,9 +36,9 @@ def validated(estimator: "EnergyAdapter", X: Any, y: Any = "no_validation", *, r
             checked = validate_data(estimator, X, y, dtype=np.float32, reset=reset, ensure_all_finite=False)
         if not isinstance(y, str):
             _check_labels(checked[1])
+            check_classification_targets(checked[1])
         if reset:
             check_text("names of columns", getattr(estimator, "feature_names_in_", np.array([])))
-            check_classification_targets(checked[1])
     except (ValueError, OverflowError) as error:
         raise InputError(str(error)) from None
     check_finite_rows(checked if isinstance(y, str) else checked[0])
