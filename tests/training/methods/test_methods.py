@@ -12,6 +12,7 @@ from sourceward.functional.losses import Batch
 from sourceward.nn.auxiliary import DOMAIN_EMBEDDING, ROTATION, SINGLE_SAMPLE
 from sourceward.nn.backbones import Backbone, create_backbone
 from sourceward.training.finetune import FINETUNE_METHODS, Classifier, FineTuner, FineTuneSettings
+from sourceward.training.learner import _moving
 from sourceward.training.methods import augmix, mixing, mixstyle
 from sourceward.training.methods.random_draws import beta, other_source_rows, permutation
 from tests.helpers import make_generator
@@ -80,6 +81,20 @@ def test_an_iteration_is_captured_as_a_graph_and_gives_the_losses_of_one_that_is
     assert np.isfinite(losses).all()
     assert len({*losses[0]}) == 3
     np.testing.assert_allclose(*losses, rtol=0.02)  # of bfloat16
+
+
+@every
+def test_the_average_follows_every_tensor_of_a_method(name):
+    """The tensors are listed once: a method may write to them, and put no others in their place."""
+    images, label, _ = batch()
+    shown = Batch(*(part.unflatten(0, (SOURCES, -1)) for part in (images, label)))
+    learner = FineTuner(make(name).train(), FineTuneSettings(method=name, average=0.5))
+    learner.step(lambda _: shown)
+    learner.load_state_dict(learner.state_dict(), learner.iteration)
+    learner.step(lambda _: shown)
+    for listed, module in zip(learner._averaged, (learner.average, learner.network)):
+        now = _moving(module)
+        assert [[*map(id, part)] for part in listed] == [[*map(id, part)] for part in now]
 
 
 @pytest.mark.parametrize("name", [name for name in FINETUNE_METHODS if name != "dson"])  # other norm layers
