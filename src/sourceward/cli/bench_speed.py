@@ -154,7 +154,7 @@ def _defaults(rows: list[dict[str, Any]]) -> Table:
     shares = [f"{100 * (1 - one['stopped'][0]):.0f} % in doubt" for one in rows[-1]["cascade"]]
     table = Table("default", "batch", "none ms", "steps", "full set", "all copies", *shares)
     for row in rows:
-        ratios = [row["steps_ms"] / row["none_ms"], row["ratio_full_set"], row["ratio_all_copies"]]
+        ratios = [row[f"ratio_{key}"] for key in ("steps", "full_set", "all_copies")]
         ratios += [one["ratio"] for one in row["cascade"]]
         numbers = (f"{ratio:.2f}" for ratio in ratios)
         table.add_row(row["backbone"], str(row["batch"]), f"{row['none_ms']:.2f}", *numbers)
