@@ -86,7 +86,7 @@ SCHEMA = {
     "dim": Whole(1),
 }
 """Of what `describe` returns. Earlier files have `tta_thresholds`, which are probabilities: as leads (see
-`tta.lead`) they would stop more samples than validation allowed. They are not read: samples get all copies."""
+`tta.lead`) they would stop more samples than validation allowed. They are not read: all copies are made."""
 
 
 def restore(
