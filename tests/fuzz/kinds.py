@@ -232,7 +232,7 @@ def estimators(world: World, rng: Random) -> str:
 
 
 def weights(world: World, rng: Random) -> str:
-    """A file of weights: what is taken is finite where the file was."""
+    """A file of weights: whole, with an odd tensor, or damaged."""
     whole = create_backbone("tiny:conv", weights=None).network.state_dict()
     name = pick(rng, sorted(whole))
     changes = (
