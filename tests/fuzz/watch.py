@@ -19,6 +19,9 @@ CHANGES = (
 )
 PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+OTHERS = ("__pycache__", "/ray/session_")
+"""In paths that are written at any time: by the interpreter, and by Ray where another test of the process has
+started it."""
 
 
 class Watch:
@@ -56,7 +59,7 @@ class Watch:
         if self.allowed is None or not isinstance(path, str | bytes | os.PathLike):
             return  # a descriptor
         name = os.fsdecode(path)
-        if name == os.devnull or "__pycache__" in name:
+        if name == os.devnull or any(part in name for part in OTHERS):
             return
         try:
             real = os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
