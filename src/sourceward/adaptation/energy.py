@@ -95,8 +95,7 @@ class EnergyAdaptation:
         if self.settings is None:
             return replace(self, settings=settings_of(network)).launch(network, inputs, encoder)
         size = BLOCK if encoder is None else INPUTS if _copies(encoder) == 1 else INPUTS // 2
-        starts = range(0, max(len(inputs), 1), size)
-        blocks = [self._begin(network, inputs[i : i + size], encoder) for i in starts]
+        blocks = [self._begin(network, some, encoder) for some in inputs.split(size)]
         return Launched(self, network, encoder, blocks)
 
     @property
