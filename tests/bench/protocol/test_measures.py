@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix
 
+from sourceward.adaptation import AdaptationResult
 from sourceward.bench.protocol.controls import linear_control
-from sourceward.bench.protocol.measures import measure, separation
+from sourceward.bench.protocol.measures import measure, measure_adaptation, separation
 
 
 def test_counts_agree_with_scikit_learn():
@@ -30,6 +31,25 @@ def test_a_perfect_signal_separates_right_from_wrong():
     assert perfect["selective"]["1"] == 0.6
     assert useless["auroc"] == 0.5
     assert separation(np.ones(3), np.ones(3, bool))["auroc"] is None
+
+
+def test_trust_is_measured_apart_from_confidence():
+    """Four predictions of confidence 0.8, of which the two right ones alone are trusted."""
+    rows, zeros = 4, np.zeros((4, 1))
+    adapted = AdaptationResult(
+        probabilities=np.tile([0.8, 0.2], (rows, 1)),
+        per_source=np.tile([0.8, 0.2], (rows, 1, 1)),
+        features=zeros[:, None],
+        energy_before=zeros,
+        energy_after=zeros,
+        steps=zeros.astype(int),
+        status=np.full(rows, "adapted"),
+        trust=np.array([0.9, 0.9, 0.1, 0.1]),
+    )
+    numbers = measure_adaptation(adapted, np.array([True, True, False, False]), ["a"])
+    signals = numbers["uncertainty"]
+    assert (signals["trust"]["auroc"], signals["confidence"]["auroc"]) == (1.0, 0.5)
+    assert numbers["trust_calibration_error"] == pytest.approx(0.1)
 
 
 def test_the_linear_control_learns():
