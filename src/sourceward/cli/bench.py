@@ -60,6 +60,15 @@ Jobs = Annotated[
     int, typer.Option(help="Processes on this machine; 0 writes the results of the finished runs.")
 ]
 
+Cost = Annotated[
+    bool,
+    typer.Option(
+        "--cost/--no-cost",
+        help="With --methods: measure the cost of an iteration at the end. Leave it out where other work "
+        "shares the device, and add it later by `--jobs 0`.",
+    ),
+]
+
 
 def bench(
     data: BenchData,
@@ -72,6 +81,7 @@ def bench(
     selection: Selection = "source",
     engine: Engine = "local",
     jobs: Jobs = 1,
+    cost: Cost = True,
     backbone: Backbone = None,
     weights: Weights = "default",
     freeze: Freeze = False,
@@ -105,7 +115,8 @@ def bench(
         Training(training_settings(settings), device, False, backbone, weights, freeze, preset),
         tuple(reader_options(option).items()),
     )
-    results = _run(plan, out, methods, engine, jobs, None if json or quiet else print_run)
+    options = {"engine": engine, "workers": jobs, "on_run": None if json or quiet else print_run}
+    results = _run(plan, out, methods, cost, options)
     parts = results["methods"] if methods else [results]
     unfinished = sum(part["unfinished"] for part in parts)
     if json:
@@ -119,21 +130,28 @@ def bench(
         raise typer.Exit(FAILED)
 
 
-def _run(plan: Any, out: Path, methods: str, engine: str, workers: int, on_run: Any) -> dict[str, Any]:
-    """Run a plan, for each of several training methods where they are named, and write its results."""
+def _run(plan: Any, out: Path, methods: str, cost: bool, options: dict[str, Any]) -> dict[str, Any]:
+    """Run a plan, for each of several training methods where they are named, and write its results, now and
+    then also those so far."""
     from sourceward._util.storage import write_whole
     from sourceward.bench.protocol.grid import bench_methods, training_methods
     from sourceward.bench.protocol.plan import bench
     from sourceward.bench.protocol.provenance import command
     from sourceward.bench.protocol.runs import refuse_model
 
-    start, options = time.monotonic(), {"engine": engine, "workers": workers, "on_run": on_run}
+    start = time.monotonic()
+
+    def write(found: dict[str, Any]) -> dict[str, Any]:
+        seconds = round(time.monotonic() - start, 1)  # of the missing runs
+        results = {"command": command(sys.argv), **found, "wall_seconds": seconds}
+        write_whole(out / "results.json", jsonlib.dumps(results, indent=1) + "\n")
+        return results
+
     refuse_model(out)
-    found = bench_methods(plan, training_methods(methods), out, **options) if methods else None
-    results = {"command": command(sys.argv), **(found or bench(plan, out, **options))}
-    results["wall_seconds"] = round(time.monotonic() - start, 1)  # of the missing runs
-    write_whole(out / "results.json", jsonlib.dumps(results, indent=1) + "\n")
-    return results
+    options["on_results"] = write
+    if methods:
+        return write(bench_methods(plan, training_methods(methods), out, cost=cost, **options))
+    return write(bench(plan, out, **options))
 
 
 def show(results: dict[str, Any], console: Console) -> None:

@@ -1,34 +1,37 @@
 """Every training method under every test-time method: one bench for each training method, and their grid.
 
 DIR/methods/NAME/           the bench of one training method: its configuration, runs and models
+DIR/cost.json               the cost of an iteration by each training method
 DIR/results.json            the grid: accuracy of each pair, cost of training, failures
 """
 
-import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError, unknown_name
+from sourceward.bench.protocol.cost import Costs, keep_costs, known_costs, training_cost
 from sourceward.bench.protocol.methods import NONE
-from sourceward.bench.protocol.plan import OnRun, Plan, Prepared, check_engine, leave_out, prepare, run_all
+from sourceward.bench.protocol.plan import (
+    OnResults,
+    OnRun,
+    Plan,
+    Prepared,
+    Regularly,
+    check_engine,
+    leave_out,
+    prepare,
+    run_all,
+)
 from sourceward.bench.protocol.training import Training
 from sourceward.bench.published import published_beside
-from sourceward.bench.speed.timing import timed
 from sourceward.data import DomainDataset, open_dataset
-from sourceward.data.feeds import unflatten
-from sourceward.fitting.checks import make_backbone
-from sourceward.functional.losses import Batch
 from sourceward.functional.metrics import paired_interval
-from sourceward.nn.backbones import Backbone, ImagePreprocessing
-from sourceward.training.finetune import FINETUNE_METHODS, Classifier, FineTuner, FineTuneSettings
-from sourceward.training.loop import freeze_batchnorm
+from sourceward.training.finetune import FINETUNE_METHODS
 from sourceward.training.methods import list_methods, methods_table
 
 ERM, SWAD, ALL = "erm", "swad", "all"
@@ -105,6 +108,8 @@ def bench_methods(
     engine: str = "local",
     workers: int = 1,
     on_run: OnRun | None = None,
+    on_results: OnResults | None = None,
+    cost: bool = True,
 ) -> dict[str, Any]:
     """Run a plan for each training method and return the grid, ready for JSON.
 
@@ -112,7 +117,9 @@ def bench_methods(
         plan: what each of them is evaluated by; its training has no method.
         names: of `training_methods`.
         out: folder; runs found there are not computed again.
-        engine, workers, on_run: see `bench`.
+        engine, workers, on_run, on_results: see `bench`.
+        cost: measure an iteration of each method when the runs are there; without it, what is known from an
+            earlier measurement stays.
     """
     check_engine(engine)
     if (Path(out) / "bench.json").exists():
@@ -129,32 +136,42 @@ def bench_methods(
         for target, method in job.pairs()
     }
     tell = None if on_run is None else lambda run: on_run(run | {"trained_by": trained_by[run["key"]]})
-    failed = run_all([*prepared.values()], engine, workers, tell)
-    results = [own.results(lost) for own, lost in zip(prepared.values(), failed)]
+    results = partial(_results, plan, prepared, unsuitable)
+    so_far = Regularly(on_results, lambda: results(known_costs(Path(out))))
+    run_all([*prepared.values()], engine, workers, tell, so_far)
+    if not cost:
+        return results(known_costs(Path(out)))
+    trainings = {name: _training_by(name, plan) for name in dict.fromkeys([ERM, *names])}
+    dataset = next(iter(prepared[names[0]].named.values()))
+    return results(keep_costs(Path(out), training_cost(plan, trainings, dataset)))
+
+
+def _results(
+    plan: Plan, prepared: dict[str, Prepared], unsuitable: dict[str, str], cost: Costs
+) -> dict[str, Any]:
+    """Return the grid of the runs that are there."""
+    found = {name: own.results() for name, own in prepared.items()}
     about = {row["name"]: row for row in methods_table()}
     about[SWAD] = about[ERM] | {"name": SWAD, "about": SWAD_ABOUT}
-    reference = prepared[ERM if ERM in prepared else names[0]]
-    cost = training_cost(plan, names, next(iter(reference.named.values())))
-    targets = {target for job in reference.jobs for target, _ in job.pairs()}
+    first = ERM if ERM in prepared else next(iter(prepared))
+    targets = {target for job in prepared[first].jobs for target, _ in job.pairs()}
     entries = [
         {
             **about[name],
             "settings": layer_of(name),
             "cost": cost.get(name),
             "validation": _validation(own),
-            "against": _against(own, reference),
+            "against": _against(own, prepared[first]),
             "published": published_beside(name, targets),
-            "table": found["table"],
-            "failed": found["failed"],
-            "unfinished": found["unfinished"],
+            **{key: found[name][key] for key in ("table", "failed", "unfinished")},
         }
-        for (name, own), found in zip(prepared.items(), results)
+        for name, own in prepared.items()
     ]
     shared = ("format", "settings", "seeds", "selection", "versions", "classes", "plus_minus")
     return {
         "kind": "grid",
-        **{key: results[0][key] for key in shared},
-        "reference": ERM if ERM in prepared else names[0],
+        **{key: next(iter(found.values()))[key] for key in shared},
+        "reference": first,
         "methods": entries,
         "published": {method.name: published_beside(method.name, targets) for method in plan.methods},
         "not_applicable": unsuitable,
@@ -185,50 +202,3 @@ def _against(own: Prepared, reference: Prepared) -> dict[str, float] | None:
     changes = [np.stack(found) for found in by_target.values()]
     low, high = paired_interval(changes)
     return {"gain": float(np.mean([c.mean() for c in changes])), "gain_low": low, "gain_high": high}
-
-
-def training_cost(plan: Plan, names: Sequence[str], dataset: DomainDataset) -> dict[str, Any]:
-    """Return milliseconds of an iteration by each method, alone on the device, and their ratio to ERM's.
-
-    Inputs are random: what is measured is the loss, its gradients and the optimizer, not reading and
-    augmenting. A method that fails here has no cost.
-    """
-    training, device = plan.training, choose_device(plan.training.device)
-    left_out = next(iter(leave_out(dataset, plan.targets)))
-    sizes = len(set(dataset.domain_names) - set(left_out)), len(dataset.classes)
-    found: dict[str, float] = {}
-    for name in dict.fromkeys([ERM, *names]):
-        settings = _training_by(name, plan).fit_settings(dataset.kind)
-        with suppress(Exception):  # the runs matter more
-            backbone = make_backbone(dataset, training.spec, training.weights, settings, True, 0)
-            assert backbone is not None
-            found[name] = iteration_ms(settings.finetune, backbone, *sizes, device)
-    erm = found.get(ERM, math.nan)
-    return {name: {"iteration_ms": ms, "ratio": ms / erm} for name, ms in found.items()}
-
-
-def iteration_ms(
-    settings: FineTuneSettings, backbone: Backbone, sources: int, classes: int, device: torch.device
-) -> float:
-    """Return the median milliseconds of an iteration of fine-tuning."""
-    network = Classifier(backbone, backbone.dim, sources, classes, settings).to(device).train()
-    if settings.freeze_batchnorm:
-        freeze_batchnorm(network)
-    fast, shape = device.type == "cuda", (sources, settings.batch_size)
-    if fast and backbone.kind == "image":
-        backbone.to(memory_format=torch.channels_last)
-    label = (torch.arange(settings.batch_size, device=device) % classes).expand(shape)
-    inputs: Any = unflatten(_random_inputs(backbone, math.prod(shape), device), shape)
-    batch = Batch(inputs, label.contiguous())
-    learner = FineTuner(network, settings, bf16=fast)
-    return timed(lambda: learner.step(lambda _: batch), device, repeats=20)["median_ms"]
-
-
-def _random_inputs(backbone: Backbone, count: int, device: torch.device) -> Any:
-    """Return a batch that the backbone takes."""
-    prepared = backbone.preprocessing
-    if not isinstance(prepared, ImagePreprocessing):
-        tokens = backbone.prepare(["a text of some ten words that stands for any"] * count)
-        return {name: value.to(device) for name, value in tokens.items()}
-    images = torch.randn(count, len(prepared.mean), *prepared.size, device=device)
-    return images.contiguous(memory_format=torch.channels_last) if device.type == "cuda" else images

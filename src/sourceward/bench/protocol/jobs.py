@@ -1,5 +1,6 @@
 """One job: one training, then every method on every target that the training left out."""
 
+import gc
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -87,7 +88,8 @@ class Job:
 
 def run_job(job: Job) -> list[dict[str, Any]]:
     """Return the runs of a job, finished or failed; one that fails leaves the others alone."""
-    torch.cuda.empty_cache()  # of the job before: others share the device
+    gc.collect()  # of the job before: others share the device
+    torch.cuda.empty_cache()
     try:
         data = job.data if isinstance(job.data, DomainDataset) else _open(job.data, job.options)
         name = "-".join(

@@ -4,6 +4,7 @@ Every (data, target, seed) trains once; all methods use the same weights and fea
 right predictions and do nothing else, except in the selection `oracle`, which is named so.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,10 @@ from sourceward.bench.protocol.training import Training
 from sourceward.data import DomainDataset, open_dataset
 
 OnRun = Callable[[dict[str, Any]], None]
+OnResults = Callable[[dict[str, Any]], Any]
+
+RESULTS_EVERY, SHARE = 30.0, 0.05
+"""Seconds between results of a bench that goes on, and the largest share of its time that they take."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,27 @@ class Plan:
     options: tuple[tuple[str, Any], ...] = ()
 
 
+class Regularly:
+    """Hands on results now and then: `RESULTS_EVERY` seconds after the last ones or later.
+
+    Args:
+        function: that takes them; None for nobody.
+        results: computes them.
+    """
+
+    def __init__(self, function: OnResults | None, results: Callable[[], dict[str, Any]]) -> None:
+        self.function, self.results, self.due = function, results, time.monotonic() + RESULTS_EVERY
+
+    def __call__(self) -> None:
+        start = time.monotonic()
+        if self.function is None or start < self.due:
+            return
+        with suppress(Exception):  # the runs matter more, and the last results come at their end
+            self.function(self.results())
+        taken = time.monotonic() - start
+        self.due = time.monotonic() + max(RESULTS_EVERY, taken / SHARE)
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A plan that was checked, with its jobs and the folder of its runs."""
@@ -65,12 +91,19 @@ class Prepared:
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the runs that are there."""
-        keys = [job.run_key(target, method) for job in self.jobs for target, method in job.pairs()]
-        return [run for key in keys if (run := self.folder.load(key)) is not None]
+        return [run for key in self._keys() if (run := self.folder.load(key)) is not None]
 
-    def results(self, failed: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the results, ready for JSON."""
-        plan, kind, runs = self.plan, next(iter(self.named.values())).kind, self.runs()
+    def _keys(self) -> list[str]:
+        return [job.run_key(target, method) for job in self.jobs for target, method in job.pairs()]
+
+    def failed(self) -> list[dict[str, Any]]:
+        """Return the runs that failed or do not apply."""
+        return [run for key in self._keys() if (run := self.folder.failure(key)) is not None]
+
+    def results(self) -> dict[str, Any]:
+        """Return the results of the runs that are there, ready for JSON."""
+        plan, kind = self.plan, next(iter(self.named.values())).kind
+        runs, failed = self.runs(), self.failed()
         return {
             "kind": "bench",
             "format": FORMAT,
@@ -85,7 +118,13 @@ class Prepared:
 
 
 def bench(
-    plan: Plan, out: str | Path, *, engine: str = "local", workers: int = 1, on_run: OnRun | None = None
+    plan: Plan,
+    out: str | Path,
+    *,
+    engine: str = "local",
+    workers: int = 1,
+    on_run: OnRun | None = None,
+    on_results: OnResults | None = None,
 ) -> dict[str, Any]:
     """Compute the runs that are missing and return the results, ready for JSON.
 
@@ -95,10 +134,13 @@ def bench(
         engine: `local` or `ray`.
         workers: processes on this machine; 0 returns the results of the finished runs.
         on_run: called with each new run, finished or failed.
+        on_results: called from time to time with the results so far: what is left of a bench that is killed.
     """
     check_engine(engine)
     prepared = prepare(plan, out)
-    return prepared.results(run_all([prepared], engine, workers, on_run)[0])
+    so_far = Regularly(on_results, prepared.results)
+    run_all([prepared], engine, workers, on_run, so_far)
+    return prepared.results()
 
 
 def check_engine(name: str) -> None:
@@ -132,20 +174,23 @@ def prepare(plan: Plan, out: str | Path) -> Prepared:
 
 
 def run_all(
-    prepared: Sequence[Prepared], engine: str, workers: int, on_run: OnRun | None
-) -> list[list[dict[str, Any]]]:
-    """Compute and store the missing runs of several plans; return those that failed, for each plan.
+    prepared: Sequence[Prepared],
+    engine: str,
+    workers: int,
+    on_run: OnRun | None,
+    so_far: Callable[[], None] = lambda: None,
+) -> None:
+    """Compute and store the missing runs of several plans; `so_far` is called after each training.
 
     The plans share data and backbone. With 0 workers nothing is computed.
     """
-    failed: list[list[dict[str, Any]]] = [[] for _ in prepared]
     if engine == "local" and workers == 0:
-        return failed
+        return
     waiting = [
         (place, left)
         for place, own in enumerate(prepared)
         for job in own.jobs
-        if (left := job.lacking(own.folder.load)) is not None
+        if (left := job.lacking(own.folder.settled)) is not None
     ]
     if workers > 1 and waiting:
         with suppress(Exception):  # a worker will report what is wrong, and the rest goes on
@@ -157,13 +202,10 @@ def run_all(
             reason = f"The worker was lost ({type(outcome).__name__}); run the same command again."
             outcome = failed_runs(job, reason)
         for run in (_checked(job, run) for run in outcome):
-            if "failed" in run:
-                failed[place].append(run)
-            else:
-                prepared[place].folder.store(run)
+            prepared[place].folder.store(run)
             if on_run is not None:
                 on_run(run)
-    return failed
+        so_far()
 
 
 def _checked(job: Job, run: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 DIR/bench.json              the configuration; the folder of another one is refused
 DIR/runs/KEY.json           numbers, the identity behind KEY, the predicted classes, and example samples
+DIR/runs/KEY.failed.json    why a run has no numbers: it failed, or its adapter does not apply
 DIR/models/                 the trained models
 DIR/results.json            everything together, without samples
 """
@@ -18,6 +19,7 @@ from sourceward.model.file import CONFIG
 from sourceward.training.run_folder import differences
 
 FORMAT = 4
+FAILED = ".failed.json"
 
 
 def key_of(identity: Any) -> str:
@@ -54,15 +56,27 @@ class Folder:
 
     def load(self, key: str) -> dict[str, Any] | None:
         """Return a finished run, or None where it is missing or damaged."""
+        return self._read(f"{key}.json")
+
+    def failure(self, key: str) -> dict[str, Any] | None:
+        """Return why a run failed or does not apply; None where it has not been tried, or has finished."""
+        return None if self.load(key) is not None else self._read(f"{key}{FAILED}")
+
+    def settled(self, key: str) -> bool:
+        """Return whether a run has finished or does not apply; one that failed may be tried again."""
+        return self.load(key) is not None or bool((self.failure(key) or {}).get("unsuitable"))
+
+    def store(self, run: dict[str, Any]) -> None:
+        """Write a run that finished or failed."""
+        ending = FAILED if "failed" in run else ".json"
+        write_whole(self.runs / f"{run['key']}{ending}", json.dumps(run) + "\n")
+
+    def _read(self, name: str) -> dict[str, Any] | None:
         try:
-            found = values.read_json(self.runs / f"{key}.json")
+            found = values.read_json(self.runs / name)
         except ValueError:
             return None
         return found if isinstance(found, dict) else None
-
-    def store(self, run: dict[str, Any]) -> None:
-        """Write a finished run."""
-        write_whole(self.runs / f"{run['key']}.json", json.dumps(run) + "\n")
 
 
 def read_json(file: Path) -> Any:
