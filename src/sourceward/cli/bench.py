@@ -124,7 +124,7 @@ def bench(
     elif not quiet:
         (show_grid if methods else show)(results, wide_console())
         if unfinished:
-            typer.echo(f"Not finished, or not applicable: {unfinished} runs. `--jobs 1` computes them.")
+            typer.echo(f"Not finished: {unfinished} runs. `--jobs 1` computes them.")
         typer.echo(f"`sourceward report {out}` makes a page of it.")
     if any(not run.get("unsuitable") for part in parts for run in part["failed"]):
         raise typer.Exit(FAILED)

@@ -79,6 +79,15 @@ def _mean(row: dict[str, Any] | None, results: dict[str, Any]) -> str:
     return f"{mean_text(row)} ({count} target{'s' * (count != 1)})"
 
 
+def _few_targets(results: dict[str, Any]) -> Iterator[str]:
+    """Yield each training method that has been evaluated on fewer targets than others."""
+    plain = {own["name"]: row for own in results["methods"] if (row := _row(own)) is not None}
+    most = max((len(row["targets"]) for row in plain.values()), default=0)
+    for name, row in plain.items():
+        if len(row["targets"]) < most:
+            yield f"{name}, {len(row['targets'])} of {most} targets"
+
+
 def _row(own: dict[str, Any]) -> dict[str, Any] | None:
     return next((row for row in own["table"] if row["method"] == NONE), None)
 
@@ -100,6 +109,7 @@ def remarks(results: dict[str, Any]) -> list[str]:
         found.append(f"{key} {says} {', '.join(those)}: {reason}")
     unfinished = [own["name"] for own in results["methods"] if not own["table"] and not own["failed"]]
     found += [f"No run finished of {', '.join(unfinished)}."] if unfinished else []
+    found += [f"Not finished: {text}." for text in _few_targets(results)]
     skipped = [f"{name} does not apply: {reason}" for name, reason in results["not_applicable"].items()]
     return [*found, *skipped]
 

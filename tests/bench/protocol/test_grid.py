@@ -105,25 +105,6 @@ def test_a_second_command_computes_what_is_missing(done, folder):
     assert [row["mean"] for row in first] == [row["mean"] for row in again]
 
 
-def test_finished_runs_of_a_stopped_grid_are_summarised(folder, tmp_path):
-    bench_methods(plan(folder), ["erm"], tmp_path)
-    bench_methods(plan(folder, targets=("b",)), ["mixup"], tmp_path)
-    new = []
-    results = bench_methods(plan(folder), ["erm", "mixup", "cutmix"], tmp_path, workers=0, on_run=new.append)
-    assert not new
-    erm, mixup, cutmix = (own["unfinished"] for own in results["methods"])
-    assert erm < mixup < cutmix
-    results = {"command": "sourceward bench images --jobs 0", **results}
-    rows = {row[0]: row for row in grid_table(results).rows}
-    assert "targets" not in rows["erm"][1]
-    assert rows["mixup"][1].endswith("(1 target)")
-    assert rows["cutmix"][1:] == ["-"] * (len(rows["erm"]) - 1)
-    assert training_table(results).strong == [0]
-    page = grid_page(results)
-    assert "No run finished of cutmix." in page.notes
-    assert "mixup" not in page.headline  # a mean over fewer targets is of another thing
-
-
 def test_inputs_of_a_part_are_prepared_once_for_all_adapters(folder, tmp_path, monkeypatch):
     from sourceward.bench.protocol import checkpoint
 
