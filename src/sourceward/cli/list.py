@@ -75,8 +75,11 @@ def _print_methods(console: Console, entries: Any) -> None:
     console.print(layout.format("name", "images", "sources", "test-time adapter", ""), style="bold")
     for entry in entries:
         images, adapter = "yes" if entry["images"] else "-", entry["adapter"] or "-"
-        trains = f" Trains {entry['trains']}." if entry["trains"] else ""
-        line = (entry["name"], images, entry["sources"], adapter, entry["about"] + trains)
+        needs = [entry["backbone"], *(f"{key}={value}".lower() for key, value in entry["settings"].items())]
+        needed = ", ".join(filter(None, needs))
+        about = f"{entry['about']} Needs {needed}." if needed else entry["about"]
+        about += f" Trains {entry['trains']}." if entry["trains"] else ""
+        line = (entry["name"], images, entry["sources"], adapter, about)
         console.print(escape(layout.format(*line)))
 
 

@@ -13,6 +13,7 @@ class Needs:
     Args:
         images: it changes pixels or feature maps.
         sources: least number of source domains.
+        backbone: what the backbone must have; the method's constructor refuses one without it.
         networks: what it trains beside backbone and head.
         adapter: the test-time adapter that uses what it trains.
         settings: settings of `fit` without which it is another method.
@@ -20,6 +21,7 @@ class Needs:
 
     images: bool = False
     sources: int = 1
+    backbone: str = ""
     networks: str = ""
     adapter: str = ""
     settings: dict[str, Any] = field(default_factory=dict)

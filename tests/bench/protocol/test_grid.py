@@ -166,6 +166,8 @@ def test_names_are_checked():
             ["erm", "dson"],
             "'dson' needs `finetune.freeze_batchnorm=false`",
         ),
+        ({"training": Training(backbone="timm:test_vit", weights=None)}, ["erm", "mixstyle"], "feature maps"),
+        ({"training": Training(backbone="timm:test_vit", weights=None)}, ["dson"], "needs batch norm"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_any_work(folder, tmp_path, change, names, reason):

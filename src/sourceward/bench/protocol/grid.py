@@ -30,6 +30,7 @@ from sourceward.bench.protocol.plan import (
 from sourceward.bench.protocol.training import Training
 from sourceward.bench.published import published_beside
 from sourceward.data import DomainDataset, open_dataset
+from sourceward.fitting.checks import make_backbone
 from sourceward.functional.metrics import paired_interval
 from sourceward.training.finetune import FINETUNE_METHODS
 from sourceward.training.methods import list_methods, methods_table
@@ -90,10 +91,15 @@ def check_methods(plan: Plan, names: Sequence[str]) -> tuple[list[str], dict[str
 def _check(name: str, plan: Plan, dataset: DomainDataset) -> None:
     if dataset.kind == "features":
         raise InputError("--methods trains a backbone, but the data holds features: leave it out.")
-    needs = FINETUNE_METHODS[ERM if name == SWAD else name].needs
-    settings = _training_by(name, plan).fit_settings(dataset.kind).finetune
+    method, training = FINETUNE_METHODS[ERM if name == SWAD else name], _training_by(name, plan)
+    settings = training.fit_settings(dataset.kind)
     for left_out in leave_out(dataset, plan.targets):
-        needs.check(name, dataset.kind, len(set(dataset.domain_names) - set(left_out)), settings)
+        sources = len(set(dataset.domain_names) - set(left_out))
+        method.needs.check(name, dataset.kind, sources, settings.finetune)
+    if method.needs.backbone:
+        backbone = make_backbone(dataset, training.spec, training.weights, settings, True, 0)
+        assert backbone is not None
+        method(settings.finetune, backbone, sources, len(dataset.classes))  # refuses what it cannot use
 
 
 def _training_by(name: str, plan: Plan) -> Training:

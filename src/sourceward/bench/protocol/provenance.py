@@ -46,15 +46,22 @@ def adapter_version(name: str) -> str:
 
 
 def command(argv: list[str]) -> str:
-    """Return the command as typed, with file names in place of absolute paths.
+    """Return the command as typed, with file names in place of absolute paths, and without `--jobs 0`, by
+    which it would compute nothing.
 
     >>> command(["x", "bench", "pacs:/data/pacs.tar", "--out", "results/pacs"])
     'sourceward bench pacs:pacs.tar --out results/pacs'
     >>> command(["x", "--weights", "/data/a.safetensors,/data/b.safetensors"])
     'sourceward --weights a.safetensors,b.safetensors'
+    >>> command(["x", "bench", "photos", "--jobs", "0", "--out", "grid"])
+    'sourceward bench photos --out grid'
     """
     absolute = re.compile(r"(?<![^=:,])/[^\s,]*/")
-    return shlex.join(["sourceward", *(absolute.sub("", part) for part in argv[1:])])
+    parts = [absolute.sub("", part) for part in argv[1:] if part != "--jobs=0"]
+    for place in range(len(parts) - 2, -1, -1):
+        if parts[place : place + 2] == ["--jobs", "0"]:
+            del parts[place : place + 2]
+    return shlex.join(["sourceward", *parts])
 
 
 def weights_name(weights: str | None) -> str | None:

@@ -43,10 +43,11 @@ def list_methods() -> list[str]:
 
 
 def methods_table() -> list[dict[str, Any]]:
-    """Return a row for each training method: name, what it needs, and a line about it."""
+    """Return a row for each training method: name, what it needs and trains, its adapter, a line about it."""
     rows = []
     for name in FINETUNE_METHODS:
         needs, about = FINETUNE_METHODS[name].needs, (FINETUNE_METHODS[name].__doc__ or "").strip()
-        row = {"name": name, "images": needs.images, "sources": needs.sources, "trains": needs.networks}
-        rows.append(row | {"adapter": needs.adapter, "about": about.split("\n")[0]})
+        row = {"name": name, "images": needs.images, "sources": needs.sources, "backbone": needs.backbone}
+        row |= {"settings": dict(needs.settings), "trains": needs.networks, "adapter": needs.adapter}
+        rows.append(row | {"about": about.split("\n")[0]})
     return rows

@@ -22,6 +22,7 @@ class DSON(ImageMethod):
     needs = Needs(
         images=True,
         sources=2,
+        backbone="batch norm",
         networks="norm layers of each source",
         settings={"finetune.freeze_batchnorm": False},
     )

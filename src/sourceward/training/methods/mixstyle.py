@@ -15,6 +15,7 @@ from sourceward._util.errors import InputError
 from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings
 from sourceward.training.methods.image_method import ImageBatch, ImageMethod
 from sourceward.training.methods.random_draws import beta, other_source_rows
+from sourceward.training.needs import Needs
 
 ALPHA, PROBABILITY, EPSILON = 0.1, 0.5, 1e-6
 """The paper's: of Beta(alpha, alpha), of mixing in a stage, and inside the square root."""
@@ -41,6 +42,8 @@ def mix_statistics(maps: Tensor, other: Tensor, share: Tensor) -> Tensor:
 @FINETUNE_METHODS.register("mixstyle")
 class MixStyle(ImageMethod):
     """MixStyle: with probability 0.5 in each of two early stages, feature statistics of sources are mixed."""
+
+    needs = Needs(images=True, backbone="feature maps of an early stage")
 
     def __init__(self, settings: FineTuneSettings, backbone: nn.Module, sources: int, classes: int) -> None:
         super().__init__(settings, backbone, sources, classes)
