@@ -11,7 +11,7 @@ import torch
 from sourceward.data import cache_folder, features
 from sourceward.data.features import extract_amplitude_mixed, extract_corrupted, extract_features
 from sourceward.data.loading import prepare_samples
-from sourceward.nn.backbones import create_backbone
+from sourceward.nn.backbones import ImagePreprocessing, create_backbone
 from sourceward.nn.backbones.several import join
 from tests.tiny_runs import tiny_images
 
@@ -56,6 +56,18 @@ def test_a_torn_file_is_computed_again(encoded, backbone):
     assert len(encoded) == 2
 
 
+class Small(ImagePreprocessing):
+    copy_size = (24, 20)
+
+
+def test_the_size_of_copies_does_not_change_the_features_of_images(encoded, backbone):
+    data = tiny_images().of_domains("a")
+    first = extract_features(data, backbone, CPU, False).items
+    backbone.preprocessing = replace(backbone.preprocessing, copy_scale=0.5)
+    np.testing.assert_array_equal(extract_features(data, backbone, CPU, False).items, first)
+    assert len(encoded) == 1, "they are found in the cache"
+
+
 def test_changed_copies_are_cached_by_what_changed_them(encoded, backbone):
     data = tiny_images().of_domains("a")
     amplitudes = torch.rand(2, 3, 32, 17, generator=torch.Generator().manual_seed(0))
@@ -69,6 +81,8 @@ def test_changed_copies_are_cached_by_what_changed_them(encoded, backbone):
     assert len(encoded) == 1
     assert not np.array_equal(mixed(amplitudes, 1 - toward), first)
     assert not np.array_equal(mixed(2 * amplitudes, toward), first)
+    backbone.preprocessing = Small(**vars(backbone.preprocessing))
+    assert not np.array_equal(mixed(amplitudes, toward), first), "smaller copies"
     one, other = (extract_corrupted(data, backbone, CPU, seed, False) for seed in (0, 1))
     assert one.shape == other.shape == (4 * len(data), backbone.dim)
     assert not np.array_equal(one, other)

@@ -58,8 +58,9 @@ class SpeedPlan:
     @classmethod
     def quick(cls) -> "SpeedPlan":
         """Return a run of seconds that covers all code; its numbers mean nothing."""
-        small = cls((1, 4), (32,), (1, 4), (1, 2), (1, 2), ("resnet18",), 32, 4, 3, 0.01, 1, 2, 5)
-        return replace(small, default_backbones=("resnet18",), doubt=((0.5, 0.25),), pictures=6, growth=2)
+        small = cls((1, 4), (32,), (1, 4), (1, 2), (1, 2), ("resnet18",), 64, 4, 3, 0.01, 1, 2, 5)
+        small = replace(small, default_backbones=("resnet18",), doubt=((0.5, 0.25),), copy_scales=(1.0, 0.5))
+        return replace(small, pictures=6, growth=2)
 
 
 class Bare(nn.Module):
