@@ -119,11 +119,14 @@ def extract_amplitude_mixed(
     toward: np.ndarray,
     device: torch.device,
     show: bool | None = None,
+    size: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """Features of every image with amplitudes mixed toward source `toward`; kept on disk in chunks."""
+    """Features of every image with amplitudes mixed toward source `toward`, of the backbone's own or another
+    size; kept on disk in chunks."""
     backbone = backbone.to(device).eval()
     assert isinstance(backbone.preprocessing, ImagePreprocessing)
-    own, size, found = _identities(backbone, device), backbone.preprocessing.copy_size, []
+    size = size or backbone.preprocessing.size
+    own, found = _identities(backbone, device), []
 
     def compute(part: DomainDataset, sources: Tensor, title: str, network: Encoder) -> Tensor:
         samples = prepare_samples(part, backbone, device, show=show)
