@@ -51,7 +51,7 @@ class ImagePreprocessing:
 
     @property
     def copy_size(self) -> tuple[int, int]:
-        """Height and width of copies: smaller by whole strides of a backbone, never smaller than asked.
+        """Height and width of copies: at least `copy_scale` of the image's, whole strides of a backbone less.
 
         >>> ImagePreprocessing((224, 256), copy_scale=0.7).copy_size
         (160, 192)
