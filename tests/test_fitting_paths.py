@@ -5,9 +5,13 @@ import pytest
 import torch
 
 from sourceward import EnergyAdapter
+from sourceward.adaptation.copies import CopyEncoder
 from sourceward.data.features import extract_features
-from sourceward.model import load
+from sourceward.fitting.checks import make_backbone
+from sourceward.model import captured, load
 from sourceward.nn.backbones import create_backbone
+from sourceward.training.configuration import FitSettings
+from sourceward.validation import crossfit
 from tests.tiny_runs import TINY, fit_tiny, four_domains, four_features
 
 ESTIMATOR = {name: TINY[name] for name in ("max_iter", "batch_size")} | {
@@ -97,3 +101,29 @@ def test_a_module_of_ones_own_is_a_backbone(tmp_path):
     fit_tiny(four_domains(), tmp_path / "run", backbone=start.network, freeze=True, **OPTIONS)
     for name, value in start.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+def test_validation_and_predictions_have_copies_of_one_size(tmp_path, monkeypatch):
+    sizes = []
+
+    class Noted(CopyEncoder):
+        def __init__(self, *given):
+            super().__init__(*given)
+            sizes.append(self.size)
+
+    monkeypatch.setattr(crossfit, "CopyEncoder", Noted)
+    settings = {"image_size": 64, "copy_scale": 0.5, "augmentation.fourier": 0}
+    fit_tiny(four_domains(), tmp_path / "run", settings=settings, **OPTIONS)
+    assert sizes == [(32, 32)] * 3, "of each held-out source"
+    monkeypatch.setattr(captured, "CopyEncoder", Noted)
+    model = load(tmp_path / "run", "cpu").with_tta("hflip")
+    model.predict(four_domains().of_domains("d").items)
+    assert sizes[3:] == [(32, 32)]
+
+
+@pytest.mark.parametrize(("spec", "scale"), [("timm:vit_tiny_patch16_224", 1.0), ("tiny:conv", 0.5)])
+def test_a_backbone_that_reads_one_size_gets_large_copies(spec, scale):
+    size = None if spec.startswith("timm") else 64
+    settings = FitSettings(copy_scale=0.5, image_size=size)
+    backbone = make_backbone(four_domains(), spec, None, settings, True, 0)
+    assert backbone.preprocessing.copy_scale == scale

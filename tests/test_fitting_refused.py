@@ -26,6 +26,7 @@ JOINT = {"recipe": "joint"}
         ({"settings": {"shifts": "nose"}}, "`shifts` to be 'corruptions' or 'noise'"),
         ({"preset": "pacs-resnet"}, "Unknown preset 'pacs-resnet'. Did you mean"),
         ({"settings": {"max_itr": 3}}, "Unknown setting 'max_itr'. Did you mean 'max_iter'"),
+        ({"settings": {"copy_scale": 0}}, "`copy_scale` to be above 0 and at most 1, but got 0"),
         ({"settings": {"num_steps": -3}}, "Use 0 to predict without adaptation"),
         ({"settings": {"max_iter": "many"}}, "Expected setting `max_iter` to be int, but got 'many'"),
         ({"settings": {"recipe": "three"}}, "`recipe` to be 'two-stage' or 'joint'"),

@@ -1,6 +1,6 @@
 """Test-time augmentation: the average over the image and transformed copies of it."""
 
-import operator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,21 +9,22 @@ import torch
 from sourceward import create_adapter
 from sourceward._util.errors import InputError
 from sourceward.adaptation import Unsuitable
-from sourceward.adaptation.base import image_preprocessing, inner_backbone
+from sourceward.adaptation.base import inner_backbone
 from sourceward.adaptation.copies import CopyEncoder, Statistics, copies_of
 from sourceward.adaptation.tta import average, copy_features
 from sourceward.data.transforms import (
     MEAN,
     OWN,
     TRANSFORMS,
-    _interpolated,
-    _known_places,
+    _known_weights,
+    _weights,
     as_bytes,
     center_crop,
     list_transforms,
     make_copies,
     mean_amplitude,
     parse_transforms,
+    shrink,
 )
 from sourceward.nn.backbones.preprocessing import ImagePreprocessing, normalize
 from sourceward.nn.feature_statistics import FeatureStatistics, adain
@@ -114,14 +115,28 @@ def test_no_transform_is_no_adaptation_bit_for_bit(network):
     assert np.array_equal(found.probabilities, np.concatenate(alone))
 
 
-def encoder_of(network, names, plain=True):
-    return CopyEncoder(network.backbone, image_preprocessing(network), names, Statistics.of(network), plain)
+@dataclass(frozen=True)
+class Sized(ImagePreprocessing):
+    """Copies of any size, whatever the strides of backbones are."""
+
+    size: tuple[int, int] = (16, 16)
+    mean: tuple[float, ...] = HALF
+    std: tuple[float, ...] = HALF
+    small: tuple[int, int] = (16, 16)
+
+    @property
+    def copy_size(self):
+        return self.small
 
 
-def copy_by_copy(network, names, images):
+def encoder_of(network, names, plain=True, size=(16, 16)):
+    return CopyEncoder(network.backbone, Sized(small=size), names, Statistics.of(network), plain)
+
+
+def copy_by_copy(network, names, images, size):
     """The reference: a pass of the backbone for each copy, by its transform and source."""
     backbone, found = inner_backbone(network), {}
-    for number, (name, copy) in enumerate(copies_of(images, names, Statistics.of(network))):
+    for number, (name, copy) in enumerate(copies_of(images, names, Statistics.of(network), size)):
         rows = normalize(copy.images, HALF, HALF)
         if copy.source != OWN:
             (layer,) = network.feature_statistics.state_dict()
@@ -136,13 +151,19 @@ def copy_by_copy(network, names, images):
     return found
 
 
+SIZES = pytest.mark.parametrize("size", [(16, 16), (12, 9)], ids=["copies as large", "smaller copies"])
+
+
+@SIZES
 @pytest.mark.parametrize("plain", [True, False], ids=["with the image", "copies only"])
 @pytest.mark.parametrize(
-    "names", [*list_transforms(), "hflip+crop+adain_mean", "adain+rotate+adain_mean+fourier"]
+    "names", ["", *list_transforms(), "hflip+crop+adain_mean", "adain+rotate+adain_mean+fourier"]
 )
-def test_one_pass_equals_copy_by_copy(network, names, plain):
-    images, encoder = byte_images(5), encoder_of(network, names, plain)
-    expected = copy_by_copy(network, names, images)
+def test_one_encoder_equals_copy_by_copy(network, names, plain, size):
+    if not names and not plain:
+        return
+    images, encoder = byte_images(5), encoder_of(network, names, plain, size)
+    expected = copy_by_copy(network, names, images, size)
     if not plain:
         del expected["", 0]
     places = sorted(expected, key=lambda key: key[0].startswith("adain"))
@@ -152,50 +173,30 @@ def test_one_pass_equals_copy_by_copy(network, names, plain):
     torch.testing.assert_close(encoder.encode(images), wanted, atol=1e-5, rtol=1e-4)
 
 
-def test_what_comes_before_adain_is_computed_once(network):
-    images, encoder = byte_images(5), encoder_of(network, "hflip+adain")
-    assert encoder.shared
-    assert len(encoder.pixels(images)) == 10, "the image and its mirror image, not the copies of sources"
+def test_small_copies_are_apart_from_the_images(network):
+    images, size = byte_images(5), (12, 9)
+    encoder = encoder_of(network, "hflip+adain_mean", size=size)
+    assert encoder.pixels(images).shape == (10, 3, *size), "the rows of the copies alone"
+    assert torch.equal(encoder.encode(images)[0], encoder_of(network, "").encode(images)[0])
+    assert torch.equal(encoder.pixels(images)[:5], shrink(images, size).flip(-1))
 
 
+@SIZES
 @pytest.mark.parametrize("names", ["hflip+adain", "adain_mean+crop+adain"])
-def test_the_bits_of_a_copy_do_not_depend_on_the_other_transforms(network, names):
+def test_the_bits_of_a_copy_do_not_depend_on_the_other_transforms(network, names, size):
     """A cascade computes copies level by level."""
-    images, encoder = byte_images(5), encoder_of(network, names)
+    images, encoder = byte_images(5), encoder_of(network, names, size=size)
     expected = encoder.encode(images)
     for name in dict.fromkeys(encoder.names):
         places = [place for place, own in enumerate(encoder.names) if own == name]
-        alone = encoder_of(network, name, plain=not name).encode(images)
+        alone = encoder_of(network, name, not name, size).encode(images)
         assert torch.equal(alone, expected[places]), name
 
 
-class Around(torch.nn.Module):
-    """The input reaches the end around the map that AdaIN changes."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = torch.nn.Conv2d(3, 4, 3, 4, 1), torch.nn.Conv2d(7, 6, 3, 2, 1)
-
-    def forward(self, images):
-        pooled = torch.nn.functional.avg_pool2d(images, 4)
-        return self.second(torch.cat([self.first(images), pooled], 1)).mean((2, 3))
-
-
-def test_a_connection_around_the_map_needs_all_copies():
-    torch.manual_seed(0)
-    network, prepared = Around(), ImagePreprocessing((16, 16), HALF, HALF)
-    statistics = FeatureStatistics({"first": torch.rand(3, 2, 4)})
-    encoder = CopyEncoder(network, prepared, "adain", Statistics(3, None, statistics))
-    images = byte_images(2)
-    assert not encoder.shared
-    assert encoder.pixels(images).shape[0] == 8
-    torch.testing.assert_close(encoder(images)[:2], network(normalize(images, HALF, HALF)))
-    torch.testing.assert_close(encoder.encode(images).flatten(0, 1), encoder(images))
-
-
+@SIZES
 @pytest.mark.parametrize("names", ["hflip+adain", "crop+grayscale"])
-def test_the_encoder_is_exported_for_any_batch(network, names):
-    encoder, images = encoder_of(network, names), byte_images(4)
+def test_the_encoder_is_exported_for_any_batch(network, names, size):
+    encoder, images = encoder_of(network, names, size=size), byte_images(4)
     rows = torch.export.Dim("rows", min=2, max=64)
     program = torch.export.export(encoder, (images,), dynamic_shapes=({0: rows},))
     for count in (2, 7):
@@ -233,26 +234,36 @@ def test_names_are_checked():
         parse_transforms("crop+crop")
 
 
+def by_matrices(images, kept, size):
+    """How CUDA and exported graphs resize."""
+    down, across = (_weights(side, *one, images.device) for side, *one in zip(images.shape[-2:], kept, size))
+    return down @ images @ across.mT
+
+
+@pytest.mark.parametrize("levels", [256, 2], ids=["grey", "black and white, with many ties"])
 @pytest.mark.parametrize("side", [16, 97, 224])
-def test_both_ways_to_crop_give_the_same_bytes(side):
+def test_both_ways_to_resize_give_the_same_bytes(side, levels):
     """That of CUDA and exported graphs, and torch's own."""
-    for levels in (256, 2):  # black and white has many ties
-        bytes_ = torch.randint(levels, (2, 3, side, side), generator=make_generator()) * (255 // (levels - 1))
-        images = bytes_.double() / 255
-        gathered = _interpolated(_interpolated(images, -2), -1)
-        assert torch.equal(as_bytes(gathered), as_bytes(center_crop(images)))
+    found = torch.randint(levels, (2, 3, side, side), generator=make_generator()) * (255 // (levels - 1))
+    images, kept = found.double() / 255, [int(0.85 * side)] * 2
+    assert torch.equal(as_bytes(by_matrices(images, kept, (side, side))), as_bytes(center_crop(images)))
+    for size in ((5 * side // 7, 6 * side // 7), (side // 3, side)):
+        assert torch.equal(as_bytes(by_matrices(images, (side, side), size)), shrink(found.byte(), size))
 
 
-def test_places_of_a_crop_stay_where_captured_graphs_read_them():
-    _known_places.cache_clear()
+def test_weights_of_a_resize_stay_where_captured_graphs_read_them():
+    _known_weights.cache_clear()
     with torch.inference_mode():
-        first = _known_places(16, torch.device("cpu"))
+        first = _known_weights(16, 16, 12, torch.device("cpu"))
     for side in range(17, 80):
-        _known_places(side, torch.device("cpu"))
-    assert all(map(operator.is_, _known_places(16, torch.device("cpu")), first))
-    images = torch.rand(1, 3, 16, 16, dtype=torch.float64, requires_grad=True)
-    _interpolated(images, -1).sum().backward()
-    assert images.grad.sum() == pytest.approx(images.numel())
+        _known_weights(side, side, 12, torch.device("cpu"))
+    assert _known_weights(16, 16, 12, torch.device("cpu")) is first
+    assert not first.is_inference(), "a gradient may be computed with them"
+
+
+def test_images_of_the_size_asked_for_are_left_alone():
+    images = byte_images(2)
+    assert shrink(images, (16, 16)) is images
 
 
 @pytest.mark.parametrize("name", [name for name in list_transforms() if TRANSFORMS[name].exact])

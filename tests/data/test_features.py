@@ -56,19 +56,28 @@ def test_a_torn_file_is_computed_again(encoded, backbone):
     assert len(encoded) == 2
 
 
+def test_the_size_of_copies_does_not_change_the_features_of_images(encoded, backbone):
+    data = tiny_images().of_domains("a")
+    first = extract_features(data, backbone, CPU, False).items
+    backbone.preprocessing = replace(backbone.preprocessing, copy_scale=0.5)
+    np.testing.assert_array_equal(extract_features(data, backbone, CPU, False).items, first)
+    assert len(encoded) == 1, "they are found in the cache"
+
+
 def test_changed_copies_are_cached_by_what_changed_them(encoded, backbone):
     data = tiny_images().of_domains("a")
     amplitudes = torch.rand(2, 3, 32, 17, generator=torch.Generator().manual_seed(0))
     toward = np.arange(len(data)) % 2
 
-    def mixed(amplitudes, toward):
-        return extract_amplitude_mixed(data, backbone, amplitudes, toward, CPU, False)
+    def mixed(amplitudes, toward, size=None):
+        return extract_amplitude_mixed(data, backbone, amplitudes, toward, CPU, False, size)
 
     first = mixed(amplitudes, toward)
     np.testing.assert_array_equal(mixed(amplitudes, toward), first)
     assert len(encoded) == 1
     assert not np.array_equal(mixed(amplitudes, 1 - toward), first)
     assert not np.array_equal(mixed(2 * amplitudes, toward), first)
+    assert not np.array_equal(mixed(amplitudes, toward, (24, 20)), first)
     one, other = (extract_corrupted(data, backbone, CPU, seed, False) for seed in (0, 1))
     assert one.shape == other.shape == (4 * len(data), backbone.dim)
     assert not np.array_equal(one, other)

@@ -1,6 +1,7 @@
 """An exported file predicts as the model does, for any number of rows, without noise."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,17 @@ def test_images_with_test_time_augmentation(tiny_run: Path, tmp_path: Path, tta:
     assert max(info["check"]["largest_difference"].values()) < 1e-4
     found = onnxruntime.InferenceSession(tmp_path / "images.onnx").run(None, {"images": images})
     expected = noise_off(model).adapt(images)
+    for name, value in zip(OUTPUTS, found):
+        np.testing.assert_allclose(value, getattr(expected, name), atol=1e-4)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_images_with_smaller_copies(tiny_run: Path, tmp_path: Path, suffix: str):
+    model, path = sw.load(tiny_run, "cpu").with_tta("hflip+crop+adain_mean"), tmp_path / f"images{suffix}"
+    model.backbone.preprocessing = replace(model.preprocessing, size=(64, 64), copy_scale=0.5)
+    model.export(path)
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, 3, 64, 64), dtype=np.uint8))
+    found, expected = ExportedFile(path)((images,)), noise_off(model).adapt(images)
     for name, value in zip(OUTPUTS, found):
         np.testing.assert_allclose(value, getattr(expected, name), atol=1e-4)
 

@@ -1,8 +1,11 @@
 """The card states what the model reads, what it was trained on, and whether adaptation should help."""
 
+import json
+
 import pytest
 
 from sourceward.model.card import expected_accuracy_text, expected_gain_text, model_card
+from sourceward.nn.backbones import ImagePreprocessing
 from sourceward.validation.expected_gain import ExpectedGain
 from tests.words import old_words
 
@@ -41,6 +44,14 @@ def test_images_and_transforms():
     assert "Images; the backbone is `timm:resnet18`." in text
     assert "- Test-time augmentation: hflip, crop and adain (" in text
     assert 'model.predict(["a.jpg"])' in text
+
+
+@pytest.mark.parametrize(("scale", "stated"), [(0.7, True), (1.0, False)])
+def test_the_size_of_smaller_copies_is_stated(scale, stated):
+    prepared = json.loads(json.dumps(ImagePreprocessing(copy_scale=scale).to_dict()))
+    body = {"family": "timm", "name": "resnet18", "preprocessing": prepared}
+    text = card(kind="image", backbone=body, tta="hflip")
+    assert ("without). Copies have 160 x 160 pixels." in text) is stated
 
 
 def test_many_classes_are_cut_short():

@@ -1,5 +1,7 @@
 """Predictions on a CUDA device by captured graphs: the same as without, after any change of the model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -96,9 +98,12 @@ def levels_of(model, images, device):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("rows", [1, 12, 70, 150])
-def test_a_cascade_is_that_of_eager_passes_over_all_copies(model, rows, device):
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_a_cascade_is_that_of_eager_passes_over_all_copies(model, rows, device, scale):
     """One image comes with its copies; a few get all further copies at once; many come level by level and, on
     CUDA, block by block."""
+    size = {1.0: (16, 16), 0.5: (64, 64)}[scale]
+    model.backbone.preprocessing = replace(model.preprocessing, size=size, copy_scale=scale)
     images = pixels(model, rows)
     model, copies, near = levels_of(model, images, device)
     expected = stop_early(copies, TTA, model.tta_thresholds)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import sourceward as sw
 from sourceward._util.errors import InputError
 from sourceward.adaptation.tta import lead, predict_copies
 from sourceward.cli.main import build_app
-from sourceward.data.transforms import ANGLES, list_transforms, make_copies
+from sourceward.data.transforms import ANGLES, list_transforms, make_copies, shrink
 from sourceward.model import estimate_gain, evaluate
 from sourceward.model.evaluation import dataset_copies
 from sourceward.validation.cascade import NEVER
@@ -69,6 +70,24 @@ def test_every_rotation_weighs_as_much_as_the_image(model):
     assert len(copies) == 1 + len(ANGLES)
     expected = np.mean([model.predict_proba(images) for images in copies], axis=0)
     np.testing.assert_allclose(model.with_tta("rotate").predict_proba(IMAGES), expected, atol=1e-6)
+
+
+def test_smaller_copies_are_saved_with_the_model(model, tmp_path):
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 3, 64, 64), dtype=np.uint8))
+    model.backbone.preprocessing = replace(model.preprocessing, size=(64, 64))
+    large, plain = model.with_tta("hflip").predict_proba(images), model.predict_proba(images)
+    model.backbone.preprocessing = replace(model.preprocessing, copy_scale=0.5)
+    small = model.with_tta("hflip").predict_proba(images)
+    assert not np.array_equal(small, large)
+    assert np.array_equal(model.predict_proba(images), plain), "the image itself keeps its size"
+    alone = model.adapt_features(model.image_features(shrink(images, (32, 32)).flip(-1))).probabilities
+    np.testing.assert_allclose(small, (plain + alone) / 2, atol=1e-6)
+    model.with_tta("hflip").save(tmp_path / "small")
+    assert np.array_equal(sw.load(tmp_path / "small", "cpu").predict_proba(images), small)
+    config = json.loads((tmp_path / "small/config.json").read_text())
+    del config["backbone"]["preprocessing"]["copy_scale"], config["sha256"]
+    (tmp_path / "small/config.json").write_text(json.dumps(config))
+    assert np.array_equal(sw.load(tmp_path / "small", "cpu").predict_proba(images), large), "of before"
 
 
 def test_a_fit_keeps_the_mean_amplitudes_of_its_sources(model):

@@ -6,9 +6,10 @@ import torch
 
 from sourceward._util.devices import ALONE
 from sourceward.data.transforms import make_copies
-from sourceward.nn.backbones import create_backbone
+from sourceward.nn.backbones import ImagePreprocessing, create_backbone
 from sourceward.training.configuration import FitSettings
 from sourceward.training.run_folder import Context, RunFolder
+from sourceward.validation.folds import chosen_rows
 from sourceward.validation.frozen import FrozenSources, source_amplitudes
 from tests.tiny_runs import four_domains, four_features
 
@@ -31,10 +32,14 @@ def frozen(tmp_path):
     return build
 
 
-def mixed(frozen, row, toward):
+class Small(ImagePreprocessing):
+    copy_size = (12, 10)
+
+
+def mixed(frozen, row, toward, size=None):
     """Features of one image mixed toward one source, from the transform of test time."""
     images = torch.from_numpy(frozen.dataset.items[[row]])
-    copies = list(make_copies("fourier", images, 3, frozen.amplitudes))
+    copies = list(make_copies("fourier", images, 3, frozen.amplitudes, size))
     return frozen.backbone(frozen.backbone.preprocessing.normalize(copies[toward].images))[0]
 
 
@@ -60,6 +65,17 @@ def test_a_fold_has_no_copy_mixed_toward_its_held_out_source(frozen):
         assert len(fold.label) == len(fold.feature) == len(fold.copies["fourier"][0].feature) == 8
         feature = ours.feature[ours.rows[number]]
         assert all((feature == row).all(1).any() for row in fold.feature)
+
+
+def test_small_copies_are_tested_and_large_ones_trained_on(frozen):
+    ours = frozen()
+    ours.backbone.preprocessing = Small(**vars(ours.backbone.preprocessing))
+    fold = next(ours.folds(["fourier"]))
+    row = ours.rows[0][chosen_rows(8)[0]]
+    small = mixed(ours, row, 1, (12, 10))
+    torch.testing.assert_close(fold.copies["fourier"][0].feature[0], small, atol=1e-4, rtol=1e-4)
+    row, toward = ours.rows[0][3], ours.toward[0][3]
+    torch.testing.assert_close(ours.copies[0][3], mixed(ours, row, toward), atol=1e-4, rtol=1e-4)
 
 
 def test_without_copies_rows_stand_alone(frozen):

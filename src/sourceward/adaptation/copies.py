@@ -1,6 +1,6 @@
-"""`CopyEncoder`: features of images and of their copies by one pass of the backbone."""
+"""`CopyEncoder`: features of images and of their copies."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -44,32 +44,36 @@ def check_transforms(names: str, statistics: Statistics) -> None:
             raise Unsuitable(WHY_NOT[needs])
 
 
-def copies_of(images: Tensor, names: str, statistics: Statistics) -> Iterator[tuple[str, Copy]]:
+def copies_of(
+    images: Tensor, names: str, statistics: Statistics, size: Sequence[int] | None = None
+) -> Iterator[tuple[str, Copy]]:
     """The images themselves, under the name "", then every copy that the transforms make of them.
 
     Args:
         images: uint8 (batch, 3, height, width), on the statistics' device.
         names: of transforms, joined by +.
         statistics: of the sources.
+        size: height and width of the copies; those of the images when None.
     """
     yield "", Copy(images, 1.0)
     for name in parse_transforms(names):
-        for copy in make_copies(name, images, statistics.sources, statistics.amplitudes):
+        for copy in make_copies(name, images, statistics.sources, statistics.amplitudes, size):
             yield name, copy
 
 
 class CopyEncoder(nn.Module):
-    """Encode uint8 images and their copies as rows of one batch: (n, 3, h, w) -> (copies x n, dim).
+    """Encode uint8 images and their copies, copy by copy: (n, 3, h, w) -> (copies x n, dim).
 
-    Rows come copy by copy: first the copies that keep their own feature statistics, the images themselves
-    before the others, then the AdaIN copies; `names` and `weights` say which is which. It is
-    made of plain modules with constants, without hooks or state, for a CUDA graph or `torch.export`:
+    First come the copies that keep their own feature statistics, the images themselves before the others,
+    then the AdaIN copies; `names` and `weights` say which is which. Copies that are as large as the images
+    are rows of the same pass of the backbone; smaller ones, see `ImagePreprocessing.copy_size`, have a pass
+    of their own. It is made of plain modules with constants, without hooks or state, for a CUDA graph or
+    `torch.export`:
 
         encoder = CopyEncoder(network.backbone, preprocessing, "hflip+crop+adain", Statistics.of(network))
         feature = network.rescale(encoder(images)).unflatten(0, (len(encoder.weights), -1))
 
-    The output is that of the backbone (after a projection that follows it). AdaIN copies are identical to the
-    image before the first replaced statistics, so that part is computed once where the backbone allows it.
+    The output is that of the backbone (after a projection that follows it).
 
     Args:
         backbone: an image backbone, or one followed by a projection. Its tensors are used, not copied.
@@ -99,38 +103,41 @@ class CopyEncoder(nn.Module):
         copies = sorted(copies, key=lambda pair: pair[1].source != OWN)
         self.names = tuple(name for name, _ in copies)
         self.weights = tuple(copy.weight for _, copy in copies)
-        self.plain, self.sources = plain, statistics.sources
-        self.own = sum(copy.source == OWN for _, copy in copies)
-        self.toward = tuple(copy.source for _, copy in copies[self.own :])
+        self.size, self.sources = preprocessing.copy_size, statistics.sources
+        self.apart = plain and bool(names) and self.size != tuple(preprocessing.size)
+        """Whether the images have a pass before that of their copies."""
+        toward = [copy.source for _, copy in copies if copy.source != OWN]
+        self.own = len(copies) - len(toward) - self.apart
+        """Rows of the copies' pass that keep their own statistics, for each image."""
         self.register_buffer("amplitudes", statistics.amplitudes, persistent=False)
         for name, values in (("mean", preprocessing.mean), ("std", preprocessing.std)):
             self.register_buffer(name, torch.tensor(values, device=device).view(-1, 1, 1), persistent=False)
-        self.shared = False
-        self.backbone = backbone
         self.given = backbone, preprocessing, statistics  # a tuple, so that modules are not listed twice
         self._alone: dict[str, Callable[[Tensor], Tensor]] | None = None
-        if self.own < len(copies):
-            self._apply_statistics(statistics.feature_statistics, preprocessing.size)
+        self.first, self.backbone = backbone if self.apart else None, backbone
+        if toward:
+            assert statistics.feature_statistics is not None
+            changed = statistics.feature_statistics.applied(_inner(backbone), self.own, toward)
+            self.backbone = _projected_as(backbone, changed)
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (copies x n, dim) of uint8 images (n, 3, h, w)."""
-        return self.backbone(self._normalized(self.pixels(images)))
+        feature = self.backbone(self._normalized(self.pixels(images)))
+        return feature if self.first is None else torch.cat([self.first(self._normalized(images)), feature])
 
     def _normalized(self, images: Tensor) -> Tensor:
         return (images.float() / 255 - self.mean) / self.std
 
     def pixels(self, images: Tensor) -> Tensor:
-        """The rows that enter the backbone, uint8."""
-        found = [images] if self.plain else []
-        for name in dict.fromkeys(self.names[: self.own]):
+        """The rows of the copies' pass, uint8."""
+        found = []
+        for name in dict.fromkeys(self.names):
             if name:
-                copies = make_copies(name, images, self.sources, self.amplitudes)
+                copies = make_copies(name, images, self.sources, self.amplitudes, self.size)
                 found += [copy.images for copy in copies]
-        if self.shared and not self.plain:
-            found.append(images)
-        elif not self.shared:
-            found += [images] * (len(self.names) - self.own)
+            elif not self.apart:
+                found.append(images)
         return found[0] if len(found) == 1 else torch.cat(found)
 
     @torch.no_grad()
@@ -168,23 +175,6 @@ class CopyEncoder(nn.Module):
         rows = self._normalized(self.pixels(image))
         return torch.cat([self.backbone(row) for row in rows.split(1 if self.own else len(rows))])
 
-    @torch.no_grad()
-    def _apply_statistics(self, statistics: FeatureStatistics | None, size: tuple[int, int]) -> None:
-        """Insert AdaIN; before it the images are computed once, where that gives the same features."""
-        assert statistics is not None
-        whole = self.backbone
-
-        def applied(image: int | None) -> nn.Module:
-            return _projected_as(whole, statistics.applied(_inner(whole), self.own, self.toward, image))
-
-        image = 0 if self.plain else self.own
-        apart, shared = applied(None), applied(image)
-        generator, copies = torch.Generator().manual_seed(0), len(self.names)
-        for side in ([-(-edge // 4) for edge in size], size):  # the smaller one is enough for most backbones
-            rows = torch.randn(max(self.own, image + 1), 2, len(self.mean), *side, generator=generator)
-            self.shared = self.shared or _same(apart, shared, rows.to(self.mean), self.own, image, copies)
-        self.backbone = shared if self.shared else apart
-
 
 def _inner(backbone: nn.Module) -> nn.Module:
     """The backbone without the projection that may follow it."""
@@ -196,21 +186,3 @@ def _inner(backbone: nn.Module) -> nn.Module:
 def _projected_as(backbone: nn.Module, changed: nn.Module) -> nn.Module:
     """A changed copy of what `_inner` returned, followed by the projection of this backbone."""
     return (Projected(changed, backbone.projection) if isinstance(backbone, Projected) else changed).eval()
-
-
-def _same(apart: nn.Module, shared: nn.Module, rows: Tensor, own: int, image: int, copies: int) -> bool:
-    """Whether a backbone that repeats the image's maps gives the features of one that gets all copies.
-
-    Args:
-        apart: takes (copies x n, ...).
-        shared: takes `rows`.
-        rows: (copies that enter the backbone, n, ...).
-        own, image: see `FeatureStatistics.applied`.
-        copies: number of copies.
-    """
-    every = torch.cat([rows[:own], rows[image].expand(copies - own, *rows.shape[1:])])
-    try:
-        expected, found = apart(every.flatten(0, 1)), shared(rows.flatten(0, 1))
-    except (RuntimeError, ValueError):  # a connection around the first module
-        return False
-    return len(found) == len(expected) and bool((found - expected).abs().max() <= 0.02 * expected.abs().max())

@@ -152,12 +152,13 @@ def _costs(results: dict[str, Any]) -> Iterator[Table]:
 def _defaults(rows: list[dict[str, Any]]) -> Table:
     """What the default costs, as times of a prediction without adaptation."""
     shares = [f"{100 * (1 - one['stopped'][0]):.0f} % in doubt" for one in rows[-1]["cascade"]]
-    table = Table("default", "batch", "none ms", "steps", "full set", "all copies", *shares)
+    table = Table("default", "copies", "batch", "none ms", "steps", "full set", "all copies", *shares)
     for row in rows:
         ratios = [row[f"ratio_{key}"] for key in ("steps", "full_set", "all_copies")]
         ratios += [one["ratio"] for one in row["cascade"]]
         numbers = (f"{ratio:.2f}" for ratio in ratios)
-        table.add_row(row["backbone"], str(row["batch"]), f"{row['none_ms']:.2f}", *numbers)
+        size = " x ".join(map(str, row["copy_size"]))
+        table.add_row(row["backbone"], size, str(row["batch"]), f"{row['none_ms']:.2f}", *numbers)
     return table
 
 

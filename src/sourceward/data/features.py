@@ -26,8 +26,8 @@ from sourceward.data.corrupting import corrupt_cycling, corruption_generator
 from sourceward.data.corruptions import EXTRA_CORRUPTIONS
 from sourceward.data.image_ops import mix_amplitude_toward
 from sourceward.data.loading import ChangedSamples, Samples, check_kind, encode, prepare_samples
-from sourceward.data.transforms import AMPLITUDE_SHARE, as_bytes
-from sourceward.nn.backbones import Backbone
+from sourceward.data.transforms import AMPLITUDE_SHARE, as_bytes, resize
+from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.nn.backbones.several import only, scale_and_join, split
 
 Encoder = Callable[[Any], Tensor]
@@ -94,19 +94,21 @@ def corrupted_features(
 
 @dataclass(frozen=True)
 class AmplitudeMixed(ChangedSamples):
-    """Images whose Fourier amplitudes are mixed with the mean amplitudes of a source."""
+    """Images whose Fourier amplitudes are mixed with the mean amplitudes of a source, resized."""
 
     amplitudes: Tensor
     """(sources, 3, height, width // 2 + 1)."""
     toward: Tensor
     """The source of each row."""
+    size: tuple[int, int]
+    """Height and width of the result."""
 
     def stored(self, rows: slice) -> Iterator[Tensor]:
         first = rows.start
         for images in self.samples.stored(rows):
             own = self.amplitudes[self.toward[first : first + len(images)]]
             there = mix_amplitude_toward(images.double() / 255, own, AMPLITUDE_SHARE)
-            yield as_bytes(there)
+            yield as_bytes(resize(there, self.size))
             first += len(images)
 
 
@@ -117,21 +119,25 @@ def extract_amplitude_mixed(
     toward: np.ndarray,
     device: torch.device,
     show: bool | None = None,
+    size: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """Features of every image with amplitudes mixed toward source `toward`; kept on disk in chunks."""
+    """Features of every image with amplitudes mixed toward source `toward`, of the backbone's own or another
+    size; kept on disk in chunks."""
     backbone = backbone.to(device).eval()
+    assert isinstance(backbone.preprocessing, ImagePreprocessing)
+    size = size or backbone.preprocessing.size
     own, found = _identities(backbone, device), []
 
     def compute(part: DomainDataset, sources: Tensor, title: str, network: Encoder) -> Tensor:
         samples = prepare_samples(part, backbone, device, show=show)
-        copies = AmplitudeMixed(samples, amplitudes, sources.to(device))
+        copies = AmplitudeMixed(samples, amplitudes, sources.to(device), size)
         with progress_bar(len(part), title, show) as advance:
             return encode(network, copies, slice(0, len(part)), advance)
 
     for rows, title in chunks(np.arange(len(dataset)), "features in other amplitudes"):
         part, sources = dataset.select(rows), torch.from_numpy(toward[rows])
         content, how = part.content_hash(), tensor_hash({"amplitudes": amplitudes, "toward": sources})
-        keys = [f"{content}{identity}{how}" for identity in own]
+        keys = [f"{content}{identity}{how}{size}" for identity in own]
         found.append(_kept(keys, backbone, partial(compute, part, sources, title)))
     return np.concatenate(found) if found else np.zeros((0, backbone.dim), dtype=np.float32)
 
@@ -253,7 +259,9 @@ def _identities(backbone: Backbone, device: torch.device) -> list[str]:
 
 def _identity(backbone: Backbone, device: torch.device) -> str:
     """Of everything the features depend on but the inputs."""
-    digest = hashlib.blake2b(json.dumps(backbone.config(), sort_keys=True).encode(), digest_size=16)
+    config = backbone.config()
+    config["preprocessing"].pop("copy_scale", None)  # of what copies of the inputs look like
+    digest = hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=16)
     digest.update(f"{device.type}{KERNELS}".encode())
     digest.update(tensor_hash(backbone.state_dict()).encode())
     return digest.hexdigest()

@@ -8,7 +8,7 @@ statistics of its early feature maps by those of each source (see `nn.feature_st
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -26,6 +26,9 @@ CROP = 0.85
 
 ANGLES = (-30.0, -15.0, 15.0, 30.0)
 """Degrees of `rotate`."""
+
+COPY_SCALE = 0.7
+"""Share of the side that copies have: 160 of 224 pixels, at half the price. See `ImagePreprocessing`."""
 
 AMPLITUDE_SHARE = 0.5
 """Share of a source's amplitudes in `fourier`."""
@@ -83,44 +86,64 @@ def list_transforms() -> list[str]:
 
 
 def center_crop(images: Tensor) -> Tensor:
-    """The centre of the images, resized to their size, bilinear.
+    """The centre of the images, resized to their size.
 
     >>> center_crop(torch.arange(8.0).expand(1, 3, 8, 8) / 8)[0, 0, 0, [0, -1]]
     tensor([0.1250, 0.7500])
     """
-    if torch.compiler.is_exporting() or images.is_cuda:
-        return _interpolated(_interpolated(images, -2), -1)
-    size = images.shape[-2:]
-    (top, height), (left, width) = (((side - int(CROP * side)) // 2, int(CROP * side)) for side in size)
+    height, width = images.shape[-2:]
+    return resize_centre(images, (int(CROP * height), int(CROP * width)), (height, width))
+
+
+def resize_centre(images: Tensor, kept: Sequence[int], size: Sequence[int]) -> Tensor:
+    """The centre of images resized to `size`, bilinear with antialiasing.
+
+    Args:
+        images: float, (batch, channels, height, width).
+        kept: height and width of the centre.
+        size: height and width of the result.
+    """
+    sides = images.shape[-2:]
+    if torch.compiler.is_exporting() or images.is_cuda:  # runtimes resize no numbers of double precision, and
+        # torch resizes one image after the other on CUDA
+        constant = _weights if torch.compiler.is_exporting() else _known_weights
+        down, across = (constant(*one, images.device) for one in zip(sides, kept, size))
+        return down.to(images.dtype) @ images @ across.to(images.dtype).mT
+    (top, height), (left, width) = (((side - own) // 2, own) for side, own in zip(sides, kept))
     middle = images[..., top : top + height, left : left + width]
     return F.interpolate(middle, size=tuple(size), mode="bilinear", antialias=True)
 
 
-def _interpolated(images: Tensor, axis: int) -> Tensor:
-    """`center_crop` along one axis for an exported graph, since runtimes resize no numbers of double
-    precision, and for CUDA, where torch resizes one image after the other."""
-    side = images.shape[axis]
-    exporting = torch.compiler.is_exporting()  # a graph has no constants that were computed before
-    below, above, share = (_crop_places if exporting else _known_places)(side, images.device)
-    low, high = images.index_select(axis, below), images.index_select(axis, above)
-    return low + share.view(-1, *[1] * (-1 - axis)) * (high - low)
-
-
-def _crop_places(side: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For each pixel of a resized crop along one axis, the two pixels of the image that it lies between, and
-    the weight of the second."""
-    kept = int(CROP * side)
-    at = (torch.arange(side, dtype=torch.float64, device=device) + 0.5) * (kept / side) - 0.5
-    at = at.clamp(0, kept - 1) + (side - kept) // 2
-    return at.floor().long(), at.ceil().long(), at - at.floor()
+def _weights(side: int, kept: int, size: int, device: torch.device) -> Tensor:
+    """The weight of each of `side` pixels in each of the `size` pixels that its centre is resized to, along
+    one axis: (size, side)."""
+    ratio = kept / size
+    at = (torch.arange(size, dtype=torch.float64, device=device) + 0.5) * ratio
+    place = torch.arange(side, dtype=torch.float64, device=device) + 0.5 - (side - kept) // 2
+    weight = (1 - (place - at[:, None]).abs() / max(ratio, 1)).clamp_min(0)
+    weight = weight * ((place > 0) & (place < kept))
+    return weight / weight.sum(1, keepdim=True)
 
 
 @cache
-def _known_places(side: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """`_crop_places`, which a captured CUDA graph would compute every time. They are kept for good: graphs
-    read them where they are."""
+def _known_weights(side: int, kept: int, size: int, device: torch.device) -> Tensor:
+    """`_weights`, which a captured CUDA graph would compute every time. They are kept for good: graphs read
+    them where they are."""
     with torch.inference_mode(False):  # else no later call could compute a gradient with them
-        return _crop_places(side, device)
+        return _weights(side, kept, size, device)
+
+
+def shrink(images: Tensor, size: Sequence[int]) -> Tensor:
+    """uint8 images resized to `size`; as they are where that is their size."""
+    if tuple(images.shape[-2:]) == tuple(size):
+        return images
+    return as_bytes(resize(images.double() / 255, size))
+
+
+def resize(images: Tensor, size: Sequence[int]) -> Tensor:
+    """Images in [0, 1] resized to `size`; as they are where that is their size."""
+    sides = tuple(images.shape[-2:])
+    return images if sides == tuple(size) else resize_centre(images, sides, size)
 
 
 def _rotations(images: Tensor, _: Tensor | None) -> list[Tensor]:
@@ -188,7 +211,11 @@ def parse_transforms(names: str) -> list[str]:
 
 
 def make_copies(
-    name: str, images: Tensor, sources: int = 0, amplitudes: Tensor | None = None
+    name: str,
+    images: Tensor,
+    sources: int = 0,
+    amplitudes: Tensor | None = None,
+    size: Sequence[int] | None = None,
 ) -> Iterator[Copy]:
     """The copies that one transform makes of uint8 images.
 
@@ -197,19 +224,21 @@ def make_copies(
         images: uint8, (batch, 3, height, width).
         sources: number of sources, for `adain`.
         amplitudes: (sources, 3, height, width // 2 + 1), for `fourier`.
+        size: height and width of the copies; those of the images when None.
 
     >>> [int(copy.images.sum()) for copy in make_copies("grayscale", torch.full((1, 3, 2, 2), 7).byte())]
     [84]
     """
-    transform = TRANSFORMS[name]
+    transform, size = TRANSFORMS[name], images.shape[-2:] if size is None else size
     if transform.needs == "feature_statistics":
-        toward = range(sources) if name == "adain" else (MEAN,)
-        yield from (Copy(images, 1 / len(toward), source) for source in toward)
+        toward, small = range(sources) if name == "adain" else (MEAN,), shrink(images, size)
+        yield from (Copy(small, 1 / len(toward), source) for source in toward)
         return
     if transform.exact:
-        copies = transform.pixels(images, amplitudes)
+        copies = transform.pixels(shrink(images, size), amplitudes)
     else:  # in double, so that every device and every runtime rounds the copies to the same bytes
-        copies = [as_bytes(copy) for copy in transform.pixels(images.double() / 255, amplitudes)]
+        made = transform.pixels(images.double() / 255, amplitudes)
+        copies = [as_bytes(resize(copy, size)) for copy in made]
     weight = 1.0 if transform.each else 1 / len(copies)
     yield from (Copy(copy, weight) for copy in copies)
 

@@ -86,7 +86,8 @@ def details(model: Model, value: Any) -> dict[str, Any]:
 
 def _copies(model: Model, images: torch.Tensor, results: list[CopyResult]) -> list[dict[str, Any]]:
     """Name, prediction, weight and thumbnail of the image and of each transformed copy."""
-    made = list(copies_of(images.to(model.device), model.tta, Statistics.of(model.network)))
+    size, statistics = model.preprocessing.copy_size, Statistics.of(model.network)
+    made = list(copies_of(images.to(model.device), model.tta, statistics, size))
     made = sorted(made, key=lambda pair: pair[1].source != OWN)  # the order of the results
     toward = iter(model.sources)  # `fourier` makes one copy for each source, in their order
     found, total = [], sum(one.weight for one in results)

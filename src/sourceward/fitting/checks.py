@@ -16,7 +16,7 @@ from sourceward.data.corruptions import SMALLEST_SIDE
 from sourceward.data.diagnosis import BROKEN, refuse
 from sourceward.estimator.classifier import warn_not_estimated
 from sourceward.nn.backbones import Backbone, ImagePreprocessing, create_backbone
-from sourceward.nn.backbones.backbone import SEVERAL
+from sourceward.nn.backbones.backbone import SEVERAL, reads
 from sourceward.settings import AUTO
 from sourceward.training.configuration import NONE, FitSettings, is_pretrained, settings_for
 from sourceward.training.finetune import FINETUNE_METHODS
@@ -53,9 +53,12 @@ def make_backbone(
         options = {"image_size": settings.image_size, "max_length": settings.max_length}
         backbone = create_backbone(spec, weights=weights, **options)  # type: ignore[arg-type]
     held = (settings.finetune if settings.recipe == "two-stage" else settings).freeze_batchnorm
-    crop = settings.crop_fraction
-    if isinstance(backbone.preprocessing, ImagePreprocessing) and crop is not None:
-        backbone.preprocessing = replace(backbone.preprocessing, crop_fraction=crop)
+    if isinstance(backbone.preprocessing, ImagePreprocessing):
+        own, crop = backbone.preprocessing.crop_fraction, settings.crop_fraction
+        crop = own if crop is None else crop
+        smaller = replace(backbone.preprocessing, crop_fraction=crop, copy_scale=settings.copy_scale)
+        scale = settings.copy_scale if reads(backbone, smaller.copy_size) else 1.0
+        backbone.preprocessing = replace(smaller, copy_scale=scale)
     return backbone.freeze_batchnorm(not trains or held)
 
 

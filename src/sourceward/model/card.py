@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from sourceward.nn.backbones import ImagePreprocessing
+from sourceward.nn.backbones.preprocessing import from_dict
 from sourceward.validation.expected_gain import ExpectedGain
 
 SHOWN_CLASSES = 20
@@ -26,7 +28,7 @@ def model_card(config: dict[str, Any]) -> str:
         "Input": _input(config),
         "Classes": _classes(config["classes"]),
         "Source domains": f"{', '.join(config['sources'])}.",
-        "Adaptation": _adaptation(config["adapt"], config.get("tta", ""), config.get("adapter") or {}),
+        "Adaptation": _adaptation(config),
         "Accuracy on source validation": _accuracy(config.get("metrics") or {}),
         "Expected gain": expected_gain_text(config.get("expected_gain")),
         "How to use": _usage(config["kind"]),
@@ -88,8 +90,9 @@ def _classes(classes: list[str]) -> str:
     return f"{len(classes)}: {shown}."
 
 
-def _adaptation(adapt: dict[str, Any], tta: str, adapter: dict[str, Any]) -> str:
+def _adaptation(config: dict[str, Any]) -> str:
     """Return what happens to a sample at test time: steps, transforms, and which samples get copies."""
+    adapt, tta, adapter = config["adapt"], config.get("tta", ""), config.get("adapter") or {}
     sampler, size = adapt.get("sampler", "langevin"), adapt["step"]["step_size"]
     steps = (
         f"{adapt['num_steps']} `{sampler}` steps of size {size:g} for each source"
@@ -105,7 +108,18 @@ def _adaptation(adapt: dict[str, Any], tta: str, adapter: dict[str, Any]) -> str
     if thresholds[1:]:
         first, *others = tta.split("+")
         some += f"; {and_list(others)} where with {first} it still has less than {thresholds[1]:.3f}"
-    return f"- Steps: {steps}.\n- Test-time augmentation: {copies}{some}."
+    return f"- Steps: {steps}.\n- Test-time augmentation: {copies}{some}.{_size_of_copies(config, tta)}"
+
+
+def _size_of_copies(config: dict[str, Any], tta: str) -> str:
+    """Return how large copies are, where they are smaller than the image."""
+    values = (config["backbone"] or {}).get("preprocessing")
+    if not tta or values is None:
+        return ""
+    prepared = from_dict("image", values)
+    assert isinstance(prepared, ImagePreprocessing)
+    small = " x ".join(map(str, prepared.copy_size))
+    return f" Copies have {small} pixels." if prepared.copy_size != prepared.size else ""
 
 
 def _accuracy(metrics: dict[str, Any]) -> str:

@@ -42,9 +42,7 @@ class FeatureStatistics(nn.Module):
         named = {name.replace("/", ".") for name, _ in self.named_buffers()}
         return [name for name, _ in backbone.named_modules() if name in named]
 
-    def applied(
-        self, backbone: nn.Module, own: int, toward: Sequence[int], image: int | None = None
-    ) -> nn.Module:
+    def applied(self, backbone: nn.Module, own: int, toward: Sequence[int]) -> nn.Module:
         """A copy of the backbone, with the same tensors, that applies AdaIN to some copies of a batch.
 
         Its input is (copies x n, ...), copy by copy. The first `own` copies keep their statistics; after them
@@ -54,17 +52,13 @@ class FeatureStatistics(nn.Module):
             backbone: whose modules are named.
             own: copies that keep their own statistics.
             toward: numbers of sources; a negative one stands for the mean over all sources.
-            image: which copy of the input the copies for the sources are made from, after the first named
-                module: what comes before it is then computed once, and the input holds no copies for sources.
-                For backbones without connections around that module; None where the input holds all copies.
         """
         changed = share(backbone)
         named = {name.replace("/", "."): values for name, values in self.named_buffers()}
         for name in self.layers(backbone):
             parent, _, leaf = name.rpartition(".")
-            module = AdaIN(changed.get_submodule(name), named[name], own, toward, image)
+            module = AdaIN(changed.get_submodule(name), named[name], own, toward)
             setattr(changed.get_submodule(parent), leaf, module)
-            image = None
         return changed
 
 
@@ -80,25 +74,21 @@ class AdaIN(nn.Module):
     Args:
         module: its output is (copies x n, channels, height, width), copy by copy.
         statistics: (sources, 2, channels).
-        own, toward, image: see `FeatureStatistics.applied`.
+        own, toward: see `FeatureStatistics.applied`.
     """
 
     statistics: Tensor
 
-    def __init__(
-        self, module: nn.Module, statistics: Tensor, own: int, toward: Sequence[int], image: int | None
-    ) -> None:
+    def __init__(self, module: nn.Module, statistics: Tensor, own: int, toward: Sequence[int]) -> None:
         super().__init__()
-        self.module, self.own, self.toward, self.image = module, own, toward, image
+        self.module, self.own, self.toward = module, own, toward
         self.register_buffer("statistics", statistics)
 
     def forward(self, *inputs: Any) -> Tensor:
         copies = self.module(*inputs)
-        total = self.own + len(self.toward) if self.image is None else max(self.own, self.image + 1)
         last = not copies.is_contiguous() and copies.is_contiguous(memory_format=torch.channels_last)
-        copies = copies.unflatten(0, (total, -1))
-        own = copies[: self.own]
-        changed = copies[self.own :] if self.image is None else copies[self.image : self.image + 1]
+        copies = copies.unflatten(0, (self.own + len(self.toward), -1))
+        own, changed = copies[: self.own], copies[self.own :]
         values = self.statistics
         target = torch.stack([values[source] if source >= 0 else values.mean(0) for source in self.toward])
         # Of four dimensions each, so that channels stay last in memory where they are; with one image they

@@ -10,7 +10,7 @@ from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
 from sourceward._util.values import differing, parse_assignments, read_config, typed
 from sourceward.data.augment import Augmentation
-from sourceward.data.transforms import parse_transforms
+from sourceward.data.transforms import COPY_SCALE, parse_transforms
 from sourceward.nn.heads import HEADS
 from sourceward.samplers import StepSettings
 from sourceward.settings import AUTO, HEAD, AdaptSettings, LoopSettings, TrainSettings, check_kl_weight
@@ -70,6 +70,8 @@ class FitSettings:
         kept_gain: a sample that is predicted with confidence gets no copies, or those of one transform; the
             confidence is chosen such that held-out sources keep this share of the gain of `tta=auto`, and so
             is the number of copies. 0 makes all copies of every sample.
+        copy_scale: share of the side of an image that its copies have, where the backbone reads images of
+            several sizes; the next larger side that is smaller by whole strides of 32 pixels.
         crossfit: leave-one-domain-out validation of a trained backbone fine-tunes it once more without each
             source, for this share of the iterations; 0 does without, and nothing is estimated.
         fourier_copies: with a frozen image backbone, train heads and energies also on a copy of every image
@@ -107,6 +109,7 @@ class FitSettings:
     augmentation: Augmentation = field(default_factory=Augmentation)
     tta: str = AUTO
     kept_gain: float = 0.95
+    copy_scale: float = COPY_SCALE
     crossfit: float = 0.2
     fourier_copies: bool = True
     shifts: str = "corruptions"
@@ -154,6 +157,8 @@ class FitSettings:
         for name in ("crossfit", "kept_gain"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"Expected `{name}` to be from 0 to 1, but got {getattr(self, name)}.")
+        if not 0 < self.copy_scale <= 1:
+            raise InputError(f"Expected `copy_scale` to be above 0 and at most 1, but got {self.copy_scale}.")
         for name in ("evaluate_every", "checkpoint_every", "image_size", "max_length"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"Expected `{name}` to be 1 or more, but got {getattr(self, name)}.")

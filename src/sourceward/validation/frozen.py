@@ -15,7 +15,7 @@ from sourceward.data import DomainDataset
 from sourceward.data.features import extract_amplitude_mixed, extract_features
 from sourceward.data.loading import prepare_samples
 from sourceward.data.transforms import mean_amplitude
-from sourceward.nn.backbones import Backbone
+from sourceward.nn.backbones import Backbone, ImagePreprocessing
 from sourceward.training.run_folder import Context
 from sourceward.validation.crossfit import STATISTICS_ROWS, TTA_ROWS
 from sourceward.validation.folds import TEST_ROWS, Fold, Source, chosen_rows
@@ -65,7 +65,8 @@ class FrozenSources:
             chosen = own[chosen_rows(len(own), TTA_ROWS if transforms else TEST_ROWS)]
             copies = {}
             if transforms:
-                parts = [self._mixed(chosen, np.full(len(chosen), other)) for other in others]
+                size = self._copy_size()
+                parts = [self._mixed(chosen, np.full(len(chosen), other), size) for other in others]
                 copies = {"fourier": [CopyFeatures(part, 1 / len(parts)) for part in parts]}
             yield Fold(name, train, self.feature[chosen], self.label[chosen], copies)
 
@@ -80,13 +81,19 @@ class FrozenSources:
         kept = np.flatnonzero(self.toward[number] != held_out)
         return source._replace(copy=self.copies[number][kept], copy_of=torch.from_numpy(kept))
 
-    def _mixed(self, rows: np.ndarray, toward: np.ndarray) -> Tensor:
+    def _copy_size(self) -> tuple[int, int]:
+        """Of the copies at test time; those to train on are as large as the images."""
+        assert self.backbone is not None
+        assert isinstance(self.backbone.preprocessing, ImagePreprocessing)
+        return self.backbone.preprocessing.copy_size
+
+    def _mixed(self, rows: np.ndarray, toward: np.ndarray, size: tuple[int, int] | None = None) -> Tensor:
         """Features of copies mixed toward a source each."""
         assert self.backbone is not None
         assert self.amplitudes is not None
         part, context = self.dataset.select(rows), self.context
         found = extract_amplitude_mixed(
-            part, self.backbone, self.amplitudes, toward, context.device, context.progress
+            part, self.backbone, self.amplitudes, toward, context.device, context.progress, size
         )
         return torch.from_numpy(found)
 

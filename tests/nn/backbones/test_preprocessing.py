@@ -1,5 +1,7 @@
 """Images on their way to a backbone, as the owners of its weights prepare them."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,8 @@ from PIL import Image
 
 from sourceward._util.errors import InputError
 from sourceward.nn.backbones import ImagePreprocessing, create_backbone
+from sourceward.nn.backbones.backbone import reads
+from sourceward.nn.backbones.preprocessing import from_dict
 
 
 class TestImages:
@@ -61,3 +65,40 @@ class TestImages:
         mine = ImagePreprocessing((16, 16), (0.0,) * 3, (1.0,) * 3, "bicubic", crop_fraction=1.0)
         made = create_backbone("tiny:conv", preprocessing=mine)
         assert made.prepare(torch.zeros(1, 3, 40, 40, dtype=torch.uint8)).shape == (1, 3, 16, 16)
+
+
+class TestCopies:
+    @pytest.mark.parametrize(
+        ("size", "scale", "small"),
+        [
+            ((224, 224), 0.7, (160, 160)),
+            ((224, 224), 5 / 7, (160, 160)),
+            ((224, 288), 0.85, (192, 256)),
+            ((299, 97), 1.0, (299, 97)),
+            ((32, 97), 0.5, (32, 65)),
+            ((28, 28), 0.1, (28, 28)),
+        ],
+    )
+    def test_copies_are_smaller_by_whole_strides(self, size, scale, small):
+        assert ImagePreprocessing(size, copy_scale=scale).copy_size == small
+
+    def test_files_without_a_scale_have_copies_as_large_as_the_image(self):
+        values = json.loads(json.dumps(ImagePreprocessing(copy_scale=0.5).to_dict()))
+        assert from_dict("image", values).copy_size == (128, 128)
+        del values["copy_scale"]
+        assert from_dict("image", values).copy_size == (224, 224)
+
+    @pytest.mark.parametrize("scale", [0, 1.1, -1, "small"])
+    def test_other_scales_are_refused(self, scale):
+        values = json.loads(json.dumps(ImagePreprocessing().to_dict()))
+        with pytest.raises(ValueError, match="copy_scale"):
+            from_dict("image", values | {"copy_scale": scale})
+
+    @pytest.mark.parametrize(
+        ("spec", "smaller"), [("timm:vit_tiny_patch16_224", False), ("torchvision:resnet18", True)]
+    )
+    def test_whether_a_backbone_reads_smaller_images_is_tried(self, spec, smaller):
+        backbone = create_backbone(spec, weights=None).train()
+        assert reads(backbone, backbone.preprocessing.size)
+        assert reads(backbone, (96, 96)) is smaller
+        assert all(module.training for module in backbone.modules())

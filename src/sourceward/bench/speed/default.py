@@ -1,6 +1,7 @@
 """What the default costs: test-time augmentation and steps beside a prediction without adaptation."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,17 +35,20 @@ def default_prediction(device: torch.device, plan: SpeedPlan) -> list[dict[str, 
     """Time `Model` from pixels to probabilities: without adaptation, with steps, with all copies of every
     sample, and with a cascade, for several shares of samples in doubt. Ratios are to no adaptation."""
     return [
-        _row(name, _model(name, device, plan), batch, device, plan)
+        _row(name, _model(name, scale, device, plan), batch, device, plan)
         for name in plan.default_backbones
+        for scale in plan.copy_scales
         for batch in plan.batches
     ]
 
 
-def _model(name: str, device: torch.device, plan: SpeedPlan) -> Model:
+def _model(name: str, scale: float, device: torch.device, plan: SpeedPlan) -> Model:
+    """A model whose copies have this share of the side of an image."""
     steps = AdaptSettings.num_steps
     model = make_model(name, Bare(name, device), plan.components, plan.image_size, steps, device)
     backbone, network = model.backbone, model.network
     assert backbone is not None
+    backbone.preprocessing = replace(model.preprocessing, copy_scale=scale)
     layers = statistics_layers(backbone)
     inputs = model.preprocessing.normalize(make_images(2, plan.image_size, device))
     found = [mean_statistics(backbone, layers, [inputs * scale]) for scale in (0.5, 1.0, 2.0)]
@@ -80,6 +84,7 @@ def _row(name: str, model: Model, batch: int, device: torch.device, plan: SpeedP
     }
     found = timed_in_turn(calls, device, min(ROUNDS, plan.repeats) if device.type == "cpu" else plan.repeats)
     row: dict[str, Any] = {"backbone": name, "batch": batch, "transforms": TRANSFORMS, "full_set": FULL}
+    row["copy_size"] = model.preprocessing.copy_size
     for key in ("none", "steps", "full_set", "all_copies"):
         row[f"{key}_ms"], row[f"ratio_{key}"] = found[key][0] / len(batches), found[key][1]
     row["cascade"] = []

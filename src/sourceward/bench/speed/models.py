@@ -7,6 +7,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from sourceward.data.transforms import COPY_SCALE
 from sourceward.estimator import EnergyAdapter
 from sourceward.model import Model
 from sourceward.nn import Network, Projected
@@ -41,6 +42,8 @@ class SpeedPlan:
     default_backbones: tuple[str, ...] = ("resnet50",)
     doubt: tuple[tuple[float, float], ...] = ((0.15, 0.08), (0.25, 0.15), (0.35, 0.2))
     """Shares of samples that need copies, and that need all copies, for the cost of the cascade."""
+    copy_scales: tuple[float, ...] = (1.0, 0.85, COPY_SCALE)
+    """Shares of the side that copies have."""
     pictures: int = 256
     """JPEG files to predict."""
     growth: int = 9
@@ -55,8 +58,9 @@ class SpeedPlan:
     @classmethod
     def quick(cls) -> "SpeedPlan":
         """Return a run of seconds that covers all code; its numbers mean nothing."""
-        small = cls((1, 4), (32,), (1, 4), (1, 2), (1, 2), ("resnet18",), 32, 4, 3, 0.01, 1, 2, 5)
-        return replace(small, default_backbones=("resnet18",), doubt=((0.5, 0.25),), pictures=6, growth=2)
+        small = cls((1, 4), (32,), (1, 4), (1, 2), (1, 2), ("resnet18",), 64, 4, 3, 0.01, 1, 2, 5)
+        small = replace(small, default_backbones=("resnet18",), doubt=((0.5, 0.25),), copy_scales=(1.0, 0.5))
+        return replace(small, pictures=6, growth=2)
 
 
 class Bare(nn.Module):

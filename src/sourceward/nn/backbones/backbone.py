@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +225,16 @@ def output_width(network: nn.Module, preprocessing: Preprocessing) -> int:
             f"{_describe(features)}. Wrap it in a module that returns one tensor."
         )
     return features.flatten(1).shape[1]
+
+
+def reads(backbone: Backbone, size: tuple[int, int]) -> bool:
+    """Whether an image backbone reads images of another size than its own, as most vision transformers do
+    not."""
+    assert isinstance(backbone.preprocessing, ImagePreprocessing)
+    try:
+        return output_width(backbone.network, replace(backbone.preprocessing, size=size)) == backbone.dim
+    except InputError:
+        return False
 
 
 def is_texts(items: Any) -> bool:

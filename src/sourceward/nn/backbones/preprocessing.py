@@ -12,11 +12,13 @@ from torch.nn import functional as F
 
 from sourceward._util.errors import InputError
 from sourceward._util.reading import check_limit
-from sourceward._util.values import Whole, check
+from sourceward._util.values import Optional, Whole, check
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+STRIDE = 32
+"""Of the last maps of most image backbones, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class ImagePreprocessing:
 
     The image is resized so that it covers `size / crop_fraction`, then cropped to `size`. With
     `keep_aspect=False` it is squashed to that size instead. Antialiasing is always on, as in PIL.
+    `copy_scale` is the share of the side that copies of test-time augmentation have, see `copy_size`.
 
     >>> ImagePreprocessing(size=(32, 32)).prepare([torch.zeros(3, 48, 64, dtype=torch.uint8)]).shape
     torch.Size([1, 3, 32, 32])
@@ -36,6 +39,7 @@ class ImagePreprocessing:
     interpolation: str = "bilinear"
     crop_fraction: float = 0.875
     keep_aspect: bool = True
+    copy_scale: float = 1.0
 
     def __post_init__(self) -> None:
         check_limit("image_pixels", math.prod(self.size), "An image of the model's size")
@@ -44,6 +48,17 @@ class ImagePreprocessing:
                 f"Expected `interpolation` to be one of {', '.join(INTERPOLATIONS)}, "
                 f"but got {self.interpolation!r}."
             )
+
+    @property
+    def copy_size(self) -> tuple[int, int]:
+        """Height and width of copies: at least `copy_scale` of the image's, whole strides of a backbone less.
+
+        >>> ImagePreprocessing((224, 256), copy_scale=0.7).copy_size
+        (160, 192)
+        """
+        left_out = (1 - self.copy_scale) / STRIDE
+        height, width = (side - STRIDE * int(left_out * side + 1e-9) for side in self.size)
+        return height, width
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -129,10 +144,11 @@ SCHEMAS: dict[str, Any] = {
         "interpolation": set(INTERPOLATIONS),
         "crop_fraction": float,
         "keep_aspect": bool,
+        "copy_scale": Optional(float),
     },
     "text": {"tokenizer": str, "max_length": Whole(1)},
 }
-"""Of `to_dict`."""
+"""Of `to_dict`. Earlier files have no `copy_scale`."""
 
 
 def from_dict(kind: str, values: Mapping[str, Any]) -> Preprocessing:
@@ -146,6 +162,7 @@ def from_dict(kind: str, values: Mapping[str, Any]) -> Preprocessing:
             or not std
             or min(std) <= 0
             or not 0 < share <= 1
+            or not 0 < values.get("copy_scale", 1.0) <= 1
         ):
             raise ValueError(f"`preprocessing` cannot be {dict(values)}")
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
