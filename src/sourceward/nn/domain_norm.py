@@ -47,10 +47,12 @@ class MixedNorm(nn.BatchNorm2d):
 
     def _normalized(self, maps: Tensor) -> Tensor:
         values = maps.float()
-        var_i, mean_i = torch.var_mean(values, (2, 3), correction=0, keepdim=True)
+        mean_i = values.mean((2, 3), keepdim=True)
+        var_i = (values - mean_i).square().mean((2, 3), keepdim=True)  # var_mean takes far longer on a CPU
         var_b, mean_b = self.running_var, self.running_mean
         if mean_b is None or var_b is None or self.training:
-            var_b, mean_b = torch.var_mean(values, (0, 2, 3), correction=0)
+            mean_b = mean_i.mean((0, 2, 3))
+            var_b = (var_i + (mean_i - mean_b[:, None, None]).square()).mean((0, 2, 3))
             self._update(mean_b.detach(), var_b.detach())
         share = self.mix.clamp(0, 1).repeat_interleave(self.num_features // len(self.mix))
         share, mean_b, var_b, weight, bias = (
