@@ -8,9 +8,9 @@ statistics of batch norm and of instance norm, with a mixing weight w for each s
 A sample of an unknown domain takes the branches of all sources, and their logits are averaged. The branches
 share every other layer, a linear classifier too, so the mean of the logits is that of the mean features.
 
-The equations agree with a public copy of the authors' layer (`OptimizedNorm2d`), which mixes means and
-variances by weights of their own, a softmax of two numbers that starts at one half, and follows statistics at
-a rate of 0.1. A weight for each source and layer is also that copy's; one version of the paper's abstract
+The equations agree with public copies of the authors' layer (`OptimizedNorm2d`), which mix means and
+variances by weights of their own, a softmax of two numbers that starts at one half, and follow statistics at
+a rate of 0.1. A weight for each source and layer is also theirs; one version of the paper's abstract
 (arXiv 1907.04275) shares it across layers.
 """
 
