@@ -32,7 +32,7 @@ def prototype_loss(embedding: Tensor) -> Tensor:
 
     Args:
         embedding: (sources, batch, dim); the first `SUPPORT` of each source give its prototype, the others
-            are classified; where there is one, it does both.
+            are classified. A single sample gives the prototype and is classified.
     """
     sources, batch, _ = embedding.shape
     support = max(1, int(SUPPORT * batch))
