@@ -114,11 +114,11 @@ def test_another_method_is_a_name_away(tmp_path):
             super().__init__(settings, backbone, sources, classes)
             self.extra = torch.nn.Parameter(torch.ones(sources))
 
-        def loss(self, backbone, head, inputs, label, domain, generator):
-            assert inputs.shape[0] == len(label) == len(domain) == 12
-            assert domain.tolist() == [0] * 6 + [1] * 6
-            noise = torch.randn(len(label), 1, generator=generator)
-            return (self.extra[domain] * (head(backbone(inputs)) + noise).square().mean(1)).mean()
+        def loss(self, backbone, head, batch, generator):
+            assert batch.inputs.shape[0] == len(batch.label) == 12
+            assert batch.domain.tolist() == [0] * 6 + [1] * 6
+            noise = torch.randn(len(batch.label), 1, generator=generator)
+            return (self.extra[batch.domain] * (head(backbone(batch.inputs)) + noise).square().mean(1)).mean()
 
     if "dull" not in set(FINETUNE_METHODS):
         FINETUNE_METHODS.register("dull")(Dull)

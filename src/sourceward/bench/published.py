@@ -122,6 +122,7 @@ def rows_for(results: dict[str, Any]) -> list[dict[str, Any]]:
 TRAINED = {
     "erm": "ERM",
     "swad": "SWAD",
+    "mixstyle": "MixStyle",
     "masf": "MASF",
     "entropy": "entropy regularisation",
     "dson": "DSON",

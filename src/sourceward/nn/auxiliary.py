@@ -23,8 +23,9 @@ CENTER_RATE = 0.1
 """Rate at which stored class centres follow those of a batch; that of joint training."""
 MAPS = (4, 8, 16, 32)
 """Strides of the maps that describe a sample's domain: the stages of a ResNet, as in the released code."""
-EMBEDDING, HIDDEN = 128, 256
-"""Widths of a domain embedding and of the hidden layer of the classifier that reads it; ours."""
+SHARE, HIDDEN = 4, 1024
+"""A domain embedding has a fourth of a feature's width; hidden width of the classifier that reads both: those
+of the first author's code (abhimanyudubey/DomainBed)."""
 
 
 class GeneratedClassifier(nn.Module):
@@ -123,10 +124,10 @@ class DomainClassifier(nn.Module):
 
     def __init__(self, network: nn.Module, dim: int, classes: int) -> None:
         super().__init__()
-        self.network, self.project = copy.deepcopy(network), nn.Linear(dim, EMBEDDING)
-        self.classifier = nn.Sequential(
-            nn.Linear(dim + EMBEDDING, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)
-        )
+        self.network, width = copy.deepcopy(network), max(1, dim // SHARE)
+        self.project = nn.Sequential(nn.Linear(dim, width), nn.ReLU())
+        self.feature = nn.Sequential(nn.Linear(dim, dim), nn.ReLU())
+        self.classifier = nn.Sequential(nn.Linear(dim + width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes))
 
     def embed(self, inputs: Any) -> Tensor:
         """Return what each input says about its domain: (batch, embedding)."""
@@ -134,6 +135,7 @@ class DomainClassifier(nn.Module):
 
     def forward(self, feature: Tensor, domain: Tensor) -> Tensor:
         """Return logits for features (batch, dim) and the embedding of each row's domain."""
+        feature = self.feature(feature)
         return self.classifier(torch.cat([feature, domain.expand(len(feature), -1)], -1))
 
 

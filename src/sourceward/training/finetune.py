@@ -4,16 +4,16 @@
 
     @FINETUNE_METHODS.register("mine")
     class Mine(Method):
-        def loss(self, backbone, head, inputs, label, domain, generator):
-            return cross_entropy(head(backbone(inputs)), label)
+        def loss(self, backbone, head, batch, generator):
+            return cross_entropy(head(backbone(batch.inputs)), batch.label)
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sourceward._util.devices import ALONE, Meter, Processes
@@ -106,6 +106,19 @@ class FineTuneSettings:
         )
 
 
+class Rows(NamedTuple):
+    """Samples of all sources, source by source, equally many of each.
+
+    Args:
+        inputs: what the backbone takes: augmented images (rows, 3, height, width), or tokens by name.
+        label, domain: (rows,) class and source of each row.
+    """
+
+    inputs: Any
+    label: Tensor
+    domain: Tensor
+
+
 class Method(nn.Module):
     """A fine-tuning method: from a batch to a loss.
 
@@ -123,22 +136,13 @@ class Method(nn.Module):
         super().__init__()
         self.settings = settings
 
-    def loss(
-        self,
-        backbone: nn.Module,
-        head: nn.Module,
-        inputs: Any,
-        label: Tensor,
-        domain: Tensor,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
         """A number to minimise.
 
         Args:
             backbone: inputs to features (rows, dim).
             head: features to logits (rows, classes).
-            inputs: what the backbone takes: augmented images, or tokens by name; rows source by source.
-            label, domain: (rows,) class and source of each row.
+            batch: of all sources.
             generator: on the device; the only randomness to use. Nothing here may wait for the device.
         """
         raise NotImplementedError
@@ -151,16 +155,9 @@ FINETUNE_METHODS: Registry[type[Method]] = Registry("finetune.method")
 class ERM(Method):
     """Cross-entropy, every source alike."""
 
-    def loss(
-        self,
-        backbone: nn.Module,
-        head: nn.Module,
-        inputs: Any,
-        label: Tensor,
-        domain: Tensor,
-        generator: torch.Generator,
-    ) -> Tensor:
-        return cross_entropy(head(backbone(inputs)), label, label_smoothing=self.settings.label_smoothing)
+    def loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
+        logits = head(backbone(batch.inputs))
+        return cross_entropy(logits, batch.label, label_smoothing=self.settings.label_smoothing)
 
 
 class Classifier(nn.Module):
@@ -217,11 +214,11 @@ class FineTuner(Learner):
 
     def _loss(self, batch: tuple[Any, Tensor]) -> tuple[Tensor, None]:
         network: Classifier = self.network
-        inputs, label = flat(batch[0]), batch[1].flatten()
-        sources, rows = batch[1].shape
-        domain = torch.arange(sources, device=self.device).repeat_interleave(rows)
+        sources, count = batch[1].shape
+        domain = torch.arange(sources, device=self.device).repeat_interleave(count)
+        rows = Rows(flat(batch[0]), batch[1].flatten(), domain)
         with self.autocast:
-            loss = network.method.loss(self._backbone, network.head, inputs, label, domain, self.generator)
+            loss = network.method.loss(self._backbone, network.head, rows, self.generator)
         return loss, None
 
 

@@ -11,7 +11,7 @@ from sourceward.data.feeds import ResidentFeed
 from sourceward.functional.losses import Batch
 from sourceward.nn.auxiliary import DOMAIN_EMBEDDING, ROTATION, SINGLE_SAMPLE
 from sourceward.nn.backbones import Backbone, create_backbone
-from sourceward.training.finetune import FINETUNE_METHODS, Classifier, FineTuner, FineTuneSettings
+from sourceward.training.finetune import FINETUNE_METHODS, Classifier, FineTuner, FineTuneSettings, Rows
 from sourceward.training.learner import _moving
 from sourceward.training.methods import augmix, mixing, mixstyle
 from sourceward.training.methods.random_draws import beta, other_source_rows, permutation
@@ -43,7 +43,7 @@ def batch(rows: int = SOURCES * EACH):
 
 def loss_of(classifier: Classifier, seed: int = 0):
     inputs = batch()
-    return classifier.method.loss(classifier.backbone, classifier.head, *inputs, make_generator(seed))
+    return classifier.method.loss(classifier.backbone, classifier.head, Rows(*inputs), make_generator(seed))
 
 
 @every
@@ -146,7 +146,7 @@ def test_texts_are_refused(name):
     def loss():
         classifier = Classifier(backbone, backbone.dim, 2, 2, FineTuneSettings(method=name))
         tokens, label = backbone.prepare(["one", "two"]), torch.tensor([0, 1])
-        return classifier.method.loss(backbone, classifier.head, tokens, label, label, make_generator())
+        return classifier.method.loss(backbone, classifier.head, Rows(tokens, label, label), make_generator())
 
     with pytest.raises(InputError, match="Use 'erm'"):
         loss()

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sourceward.data.augment import Augmentation, augment
-from sourceward.training.finetune import FINETUNE_METHODS
+from sourceward.training.finetune import FINETUNE_METHODS, Rows
 from tests.helpers import make_generator
 from tests.training.methods.test_methods import CLASSES, batch, make
 
@@ -79,7 +79,7 @@ def record(classifier, inputs, generator) -> tuple[Tape, torch.Tensor]:
     """Return the tape of a loss and its gradients, and the loss, which a replay overwrites."""
     tape = Tape(generator)
     with Checked(), tape:
-        loss = classifier.method.loss(classifier.backbone, classifier.head, *inputs, generator)
+        loss = classifier.method.loss(classifier.backbone, classifier.head, Rows(*inputs), generator)
         loss.backward()
     return tape, loss
 
@@ -109,7 +109,7 @@ def test_a_recorded_loss_replays_on_another_batch_with_new_draws(name):
     tape.replay()
 
     fresh = make_generator(7)
-    expected = other.method.loss(other.backbone, other.head, *inputs, fresh)
+    expected = other.method.loss(other.backbone, other.head, Rows(*inputs), fresh)
     expected.backward()
     assert torch.equal(generator.get_state(), fresh.get_state())
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
@@ -127,7 +127,9 @@ def test_a_compiled_backbone_gives_the_same_loss(name):
         backbone = classifier.backbone
         if compiled:
             backbone = torch.compile(backbone, dynamic=False, backend="eager")
-        some = [classifier.method.loss(backbone, classifier.head, *batch(), generator) for _ in range(3)]
+        some = [
+            classifier.method.loss(backbone, classifier.head, Rows(*batch()), generator) for _ in range(3)
+        ]
         losses.append(torch.stack(some))
     torch.testing.assert_close(*losses)
 

@@ -234,14 +234,16 @@ def test_l2a_ot_separates_the_players():
 
 
 def test_domains_are_classified_by_the_nearest_prototype():
-    embedding = rows(3, 4, 2)
-    prototypes = embedding[:, :2].mean(1).double().numpy()
+    embedding = rows(3, 11, 2)
+    prototypes = embedding[:, :2].mean(1).double().numpy()  # a fifth of each domain
     losses = []
     for domain in range(3):
         for query in embedding[domain, 2:].double().numpy():
             score = np.exp(-((query - prototypes) ** 2).sum(1))
             losses.append(-np.log(score[domain] / score.sum()))
     assert domain_embedding.prototype_loss(embedding).item() == pytest.approx(np.mean(losses), rel=1e-5)
+    one = domain_embedding.prototype_loss(embedding[:, :1])  # it is its own prototype
+    assert one < domain_embedding.prototype_loss(embedding[:, :2])
 
 
 def test_the_domain_classifier_reads_the_embedding_of_the_domain():
@@ -249,15 +251,18 @@ def test_the_domain_classifier_reads_the_embedding_of_the_domain():
     network = classifier.backbone.auxiliary[DOMAIN_EMBEDDING]
     feature, embedding = classifier.backbone(images), network.embed(images)
     prototype = torch.stack([embedding[domain == d].mean(0) for d in range(SOURCES)])[domain]
-    task = cross_entropy(network.classifier(torch.cat([feature, prototype], 1)), label)
+    assert (embedding >= 0).all()
+    assert embedding.shape[1] == feature.shape[1] // 4
+    read = network.feature[0](feature).relu()
+    task = cross_entropy(network.classifier(torch.cat([read, prototype], 1)), label)
     domains = domain_embedding.prototype_loss(embedding.unflatten(0, (SOURCES, EACH)))
     probe = cross_entropy(classifier.head(feature), label)
     torch.testing.assert_close(loss_of(classifier), task + domains + probe)
     loss_of(classifier).backward()
-    got = network.project.weight.grad.clone()  # trained by the prototypes alone
+    got = network.project[0].weight.grad.clone()  # trained by the prototypes alone
     network.zero_grad()
     domains.backward()
-    torch.testing.assert_close(got, network.project.weight.grad)
+    torch.testing.assert_close(got, network.project[0].weight.grad)
 
 
 def test_adversarial_noise_has_its_norm_after_clipping():

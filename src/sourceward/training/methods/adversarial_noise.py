@@ -19,9 +19,9 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import conv2d, relu
 
 from sourceward.nn.backbones.preprocessing import denormalize, normalize
-from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings
+from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Rows
 from sourceward.training.methods.gradients import reverse_gradient
-from sourceward.training.methods.image_method import ImageBatch, ImageMethod
+from sourceward.training.methods.image_method import ImageMethod
 from sourceward.training.needs import Needs
 
 WIDTH, INIT = 20, 0.01
@@ -95,8 +95,8 @@ class AdversarialNoise(ImageMethod):
         self.register_buffer("earlier", self.noise.weights.detach().repeat(KEPT, 1))
         self.register_buffer("taken", torch.zeros((), dtype=torch.long))
 
-    def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
-        images, (mean, std) = batch.images, (backbone.preprocessing.mean, backbone.preprocessing.std)
+    def image_loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
+        images, (mean, std) = batch.inputs, (backbone.preprocessing.mean, backbone.preprocessing.std)
         self._remember()
         kind = torch.rand(len(images), 1, 1, 1, generator=generator, device=images.device)
         pixels = denormalize(images, mean, std)

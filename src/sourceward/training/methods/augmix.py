@@ -12,8 +12,8 @@ from torch import Generator, Tensor, nn
 
 from sourceward.data.augmix import augmix
 from sourceward.nn.backbones.preprocessing import denormalize, normalize
-from sourceward.training.finetune import FINETUNE_METHODS
-from sourceward.training.methods.image_method import ImageBatch, ImageMethod
+from sourceward.training.finetune import FINETUNE_METHODS, Rows
+from sourceward.training.methods.image_method import ImageMethod
 
 CONSISTENCY_WEIGHT = 12.0
 """The paper's."""
@@ -30,10 +30,10 @@ def jensen_shannon(logits: Tensor) -> Tensor:
 class AugMix(ImageMethod):
     """AugMix: cross-entropy, and 12 times the Jensen-Shannon divergence from two AugMix copies."""
 
-    def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
+    def image_loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
         mean, std = backbone.preprocessing.mean, backbone.preprocessing.std
-        plain = denormalize(batch.images, mean, std)
+        plain = denormalize(batch.inputs, mean, std)
         copies = [normalize(augmix(plain, generator=generator), mean, std) for _ in range(2)]
-        logits = head(backbone(torch.cat([batch.images, *(copy.to(batch.images) for copy in copies)])))
+        logits = head(backbone(torch.cat([batch.inputs, *(copy.to(batch.inputs) for copy in copies)])))
         logits = logits.unflatten(0, (3, -1))
         return self.cross_entropy(logits[0], batch.label) + CONSISTENCY_WEIGHT * jensen_shannon(logits)

@@ -5,9 +5,11 @@ embedding of some of its samples, and the others are classified among prototypes
 (Snell et al., NeurIPS 2017). The classifier reads a feature and the prototype of the sample's domain. The
 adapter `domain_adaptive` takes the prototype of the target from a batch of its samples.
 
-Loss: cross-entropy of the classifier + that of the domain. The embedding is trained by the second alone, as
-in the paper, where it is trained beforehand; here both are trained together. Their code was not found, and
-of the paper only the abstract was read for this: widths, halves of a batch and weights are ours. The linear
+Loss: cross-entropy of the classifier + that of the domain. Widths, layers and the share of a batch that gives
+the prototypes are those of the first author's code (abhimanyudubey/DomainBed). There the embedding is trained
+beforehand, at a hundredth of the classifier's learning rate, also on mixtures of two domains; prototypes are
+means over many batches; and a distance between the features of domains (MMD) may be added. Here both are
+trained together, the embedding by the second loss alone, and prototypes are those of the batch. The linear
 head reads features without a gradient: source validation selects by it.
 """
 
@@ -18,22 +20,25 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sourceward.nn.auxiliary import DOMAIN_EMBEDDING
-from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Method
+from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Method, Rows
 from sourceward.training.needs import Needs
+
+SUPPORT = 0.2
+"""Share of a batch that gives the prototypes: that of the first author's code."""
 
 
 def prototype_loss(embedding: Tensor) -> Tensor:
     """Return the loss of classifying samples by the nearest domain prototype.
 
     Args:
-        embedding: (sources, batch, dim); the first half of each source gives its prototype, the second half
-            is classified.
+        embedding: (sources, batch, dim); the first `SUPPORT` of each source give its prototype, the others
+            are classified. A single sample gives the prototype and is classified.
     """
-    sources, half = len(embedding), (embedding.shape[1] + 1) // 2
-    prototypes = embedding[:, :half].mean(1)
-    queries = embedding[:, -half:].flatten(0, 1)
-    distance = (queries.unsqueeze(1) - prototypes).square().sum(-1)
-    domain = torch.arange(sources, device=embedding.device).repeat_interleave(half)
+    sources, batch, _ = embedding.shape
+    support = max(1, int(SUPPORT * batch))
+    queries = embedding[:, min(support, batch - 1) :]
+    distance = (queries.flatten(0, 1).unsqueeze(1) - embedding[:, :support].mean(1)).square().sum(-1)
+    domain = torch.arange(sources, device=embedding.device).repeat_interleave(queries.shape[1])
     return cross_entropy(-distance, domain)
 
 
@@ -50,19 +55,11 @@ class DomainEmbedding(Method):
         self.sources = sources
         backbone.add_auxiliary(DOMAIN_EMBEDDING, classes)
 
-    def loss(
-        self,
-        backbone: Any,
-        head: nn.Module,
-        inputs: Any,
-        label: Tensor,
-        domain: Tensor,
-        generator: Generator,
-    ) -> Tensor:
-        feature, adaptive = backbone(inputs), backbone.auxiliary[DOMAIN_EMBEDDING]
-        embedding = adaptive.embed(inputs).unflatten(0, (self.sources, -1))
-        prototype = embedding.detach().mean(1)[domain]
+    def loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
+        feature, adaptive = backbone(batch.inputs), backbone.auxiliary[DOMAIN_EMBEDDING]
+        embedding = adaptive.embed(batch.inputs).unflatten(0, (self.sources, -1))
+        prototype = embedding.detach().mean(1)[batch.domain]
         smoothing = self.settings.label_smoothing
-        task = cross_entropy(adaptive(feature, prototype), label, label_smoothing=smoothing)
-        probe = cross_entropy(head(feature.detach()), label)
+        task = cross_entropy(adaptive(feature, prototype), batch.label, label_smoothing=smoothing)
+        probe = cross_entropy(head(feature.detach()), batch.label)
         return task + prototype_loss(embedding) + probe

@@ -10,8 +10,8 @@ from torch import Generator, Tensor, nn
 
 from sourceward._util.errors import InputError
 from sourceward.nn.domain_norm import DomainNorm
-from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings
-from sourceward.training.methods.image_method import ImageBatch, ImageMethod
+from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Rows
+from sourceward.training.methods.image_method import ImageMethod
 from sourceward.training.needs import Needs
 
 
@@ -33,5 +33,5 @@ class DSON(ImageMethod):
         if not any(isinstance(module, DomainNorm) for module in backbone.modules()):
             raise InputError("Fine-tuning by 'dson' needs batch norm, but this backbone has none. Use 'erm'.")
 
-    def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
-        return self.cross_entropy(head(backbone(batch.images)), batch.label)
+    def image_loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
+        return self.cross_entropy(head(backbone(batch.inputs)), batch.label)

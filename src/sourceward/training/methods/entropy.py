@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot, relu
 
 from sourceward.nn import frozen_call
-from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Method
+from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Method, Rows
 from sourceward.training.methods.gradients import reverse_gradient
 from sourceward.training.needs import Needs
 
@@ -77,16 +77,8 @@ class EntropyRegularization(Method):
         self.sources, self.discriminator = sources, Networks(backbone.dim, 1, sources)
         self.own, self.entropy = (Networks(backbone.dim, sources, classes) for _ in range(2))
 
-    def loss(
-        self,
-        backbone: nn.Module,
-        head: nn.Module,
-        inputs: Any,
-        label: Tensor,
-        domain: Tensor,
-        generator: Generator,
-    ) -> Tensor:
-        feature = backbone(inputs)
+    def loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
+        label, domain, feature = batch.label, batch.domain, backbone(batch.inputs)
         task = cross_entropy(head(feature), label, label_smoothing=self.settings.label_smoothing)
         adversarial = cross_entropy(self.discriminator(reverse_gradient(feature, DOMAIN_WEIGHT))[0], domain)
         sources = torch.arange(self.sources, device=domain.device)

@@ -1,21 +1,13 @@
 """The contract of a fine-tuning method for images."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sourceward._util.errors import InputError
-from sourceward.training.finetune import Method
+from sourceward.training.finetune import Method, Rows
 from sourceward.training.needs import Needs
-
-
-class ImageBatch(NamedTuple):
-    """Normalised images (batch, 3, height, width) with class and source (batch,), sorted by source."""
-
-    images: Tensor
-    label: Tensor
-    domain: Tensor
 
 
 class ImageMethod(Method):
@@ -23,22 +15,14 @@ class ImageMethod(Method):
 
     needs = Needs(images=True)
 
-    def loss(
-        self,
-        backbone: nn.Module,
-        head: nn.Module,
-        inputs: Any,
-        label: Tensor,
-        domain: Tensor,
-        generator: Generator,
-    ) -> Tensor:
-        if not isinstance(inputs, Tensor) or inputs.ndim != 4:
+    def loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
+        if not isinstance(batch.inputs, Tensor) or batch.inputs.ndim != 4:
             name = self.settings.method
             raise InputError(f"Fine-tuning by {name!r} needs images, but the data holds texts. Use 'erm'.")
-        return self.image_loss(backbone, head, ImageBatch(inputs, label, domain), generator)
+        return self.image_loss(backbone, head, batch, generator)
 
-    def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
-        """Return the number to minimise; see `Method.loss`."""
+    def image_loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
+        """Return the number to minimise for normalised images; see `Method.loss`."""
         raise NotImplementedError
 
     def cross_entropy(self, logits: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:

@@ -25,9 +25,9 @@ from torch.nn.functional import cross_entropy, interpolate, normalize, one_hot
 
 from sourceward.nn import frozen_call
 from sourceward.nn.backbones import preprocessing
-from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings
+from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Rows
 from sourceward.training.methods.gradients import plain
-from sourceward.training.methods.image_method import ImageBatch, ImageMethod
+from sourceward.training.methods.image_method import ImageMethod
 from sourceward.training.methods.random_draws import permutation
 from sourceward.training.needs import Needs
 
@@ -124,7 +124,7 @@ class L2AOT(ImageMethod):
         self.sources = sources
         self.generate, self.domains = ImageGenerator(2 * sources), DomainNet(sources)
 
-    def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
+    def image_loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
         images, label, domain = batch
         mean, std = backbone.preprocessing.mean, backbone.preprocessing.std
         real = preprocessing.denormalize(images, mean, std)

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy, leaky_relu, linear
 
 from sourceward._util.graphs import each
 from sourceward.functional import class_centers
-from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Method
+from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Method, Rows
 from sourceward.training.methods.gradients import call_with, plain
 from sourceward.training.methods.random_draws import permutation
 from sourceward.training.needs import Needs
@@ -78,21 +78,13 @@ class MASF(Method):
         self.sources, self.classes = sources, classes
         self.hidden, self.out = nn.Linear(backbone.dim, METRIC[0]), nn.Linear(*METRIC)
 
-    def loss(
-        self,
-        backbone: nn.Module,
-        head: nn.Module,
-        inputs: Any,
-        label: Tensor,
-        domain: Tensor,
-        generator: Generator,
-    ) -> Tensor:
+    def loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
         order = permutation(self.sources, generator)  # the last one is the meta-test domain
 
         def shuffled(rows: Tensor) -> Tensor:
             return rows.unflatten(0, (self.sources, -1))[order].flatten(0, 1)
 
-        inputs, label = each(shuffled, inputs), shuffled(label)
+        inputs, label = each(shuffled, batch.inputs), shuffled(batch.label)
         train = len(label) // self.sources * (self.sources - 1)
         smoothing = self.settings.label_smoothing
         logits = head(backbone(each(lambda rows: rows[:train], inputs)))

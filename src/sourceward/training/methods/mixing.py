@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from sourceward.training.finetune import FINETUNE_METHODS
-from sourceward.training.methods.image_method import ImageBatch, ImageMethod
+from sourceward.training.finetune import FINETUNE_METHODS, Rows
+from sourceward.training.methods.image_method import ImageMethod
 from sourceward.training.methods.random_draws import beta, permutation
 
 MIXUP_ALPHA = 0.2
@@ -39,9 +39,9 @@ class Mixing(ImageMethod):
         """Return the mixed images, and the share of `images` in each: (batch,)."""
         raise NotImplementedError
 
-    def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
-        order = permutation(len(batch.images), generator)
-        mixed, share = self.mix(batch.images, batch.images[order], generator)
+    def image_loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
+        order = permutation(len(batch.inputs), generator)
+        mixed, share = self.mix(batch.inputs, batch.inputs[order], generator)
         logits = head(backbone(mixed))
         own = self.cross_entropy(logits, batch.label, reduction="none")
         other = self.cross_entropy(logits, batch.label[order], reduction="none")

@@ -12,8 +12,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from sourceward._util.errors import InputError
-from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings
-from sourceward.training.methods.image_method import ImageBatch, ImageMethod
+from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Rows
+from sourceward.training.methods.image_method import ImageMethod
 from sourceward.training.methods.random_draws import beta, other_source_rows
 from sourceward.training.needs import Needs
 
@@ -49,9 +49,9 @@ class MixStyle(ImageMethod):
         super().__init__(settings, backbone, sources, classes)
         self.sources, self.stages = sources, stage_ends(backbone, STRIDES)
 
-    def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
+    def image_loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
         with self.mixing(backbone, batch.domain, generator):
-            logits = head(backbone(batch.images))
+            logits = head(backbone(batch.inputs))
         return self.cross_entropy(logits, batch.label)
 
     @contextmanager

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from sourceward.data.image_ops import rotate_quarters
 from sourceward.nn.auxiliary import ROTATION
-from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings
-from sourceward.training.methods.image_method import ImageBatch, ImageMethod
+from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Rows
+from sourceward.training.methods.image_method import ImageMethod
 from sourceward.training.needs import Needs
 
 
@@ -29,8 +29,8 @@ class Rotation(ImageMethod):
         super().__init__(settings, backbone, sources, classes)
         backbone.add_auxiliary(ROTATION, 4)
 
-    def image_loss(self, backbone: Any, head: nn.Module, batch: ImageBatch, generator: Generator) -> Tensor:
-        images = batch.images
+    def image_loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
+        images = batch.inputs
         rotations = torch.randint(4, (len(images),), generator=generator, device=images.device)
         class_loss = self.cross_entropy(head(backbone(images)), batch.label)
         logits = backbone.auxiliary[ROTATION](backbone(rotate_quarters(images, rotations)))

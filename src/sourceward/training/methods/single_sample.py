@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 
 from sourceward.functional import Gaussian, kl_divergence
 from sourceward.nn.auxiliary import SINGLE_SAMPLE, GeneratedClassifier, classify
-from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Method
+from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Method, Rows
 from sourceward.training.methods.gradients import plain
 from sourceward.training.needs import Needs
 
@@ -72,20 +72,12 @@ class SingleSample(Method):
         self.sources = sources
         backbone.add_auxiliary(SINGLE_SAMPLE, sources, classes)
 
-    def loss(
-        self,
-        backbone: Any,
-        head: nn.Module,
-        inputs: Any,
-        label: Tensor,
-        domain: Tensor,
-        generator: Generator,
-    ) -> Tensor:
+    def loss(self, backbone: Any, head: nn.Module, batch: Rows, generator: Generator) -> Tensor:
         network: GeneratedClassifier = backbone.auxiliary[SINGLE_SAMPLE]
-        feature, described = network.describe(plain(backbone), inputs)
-        probe = cross_entropy(head(feature.detach()), label)
+        feature, described = network.describe(plain(backbone), batch.inputs)
+        probe = cross_entropy(head(feature.detach()), batch.label)
         with torch.autocast(feature.device.type, enabled=False):  # variances need all digits
-            parts = (feature.float(), described.float(), label)
+            parts = (feature.float(), described.float(), batch.label)
             rows, about, labels = (part.unflatten(0, (self.sources, -1)) for part in parts)
             centers = network.batch_centers(rows, labels)
             losses = [
