@@ -251,6 +251,15 @@ def test_both_ways_to_resize_give_the_same_bytes(side, levels):
         assert torch.equal(as_bytes(by_matrices(images, (side, side), size)), shrink(found.byte(), size))
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", [name for name in list_transforms() if not TRANSFORMS[name].needs])
+def test_copies_on_cuda_have_the_bytes_of_those_on_a_cpu(name):
+    images = torch.randint(256, (3, 3, 97, 64), dtype=torch.uint8, generator=make_generator())
+    made = [make_copies(name, some, size=(65, 40)) for some in (images, images.cuda())]
+    for ours, theirs in zip(*made, strict=True):
+        assert torch.equal(ours.images, theirs.images.cpu())
+
+
 def test_weights_of_a_resize_stay_where_captured_graphs_read_them():
     _known_weights.cache_clear()
     with torch.inference_mode():
