@@ -228,8 +228,7 @@ def test_copies_that_are_computed_at_once_change_nothing(cascaded, few, monkeypa
     from sourceward.model import captured
 
     expected, passes, predict = cascaded.predict_proba(IMAGES), [], captured.launch_images
-    monkeypatch.setattr(captured, "FEW", few)
-    monkeypatch.setattr(captured, "has_few", lambda images, limit: len(images) <= limit)
+    monkeypatch.setattr(captured, "has_few", lambda images: len(images) <= few)
     monkeypatch.setattr(
         captured,
         "launch_images",

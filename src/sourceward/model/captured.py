@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 KEY = "_image_encoders"
 """Where a model keeps its encoders."""
 
-
-ONE_PASS = 1
-"""Images on CUDA whose copies are computed with them at once: a few rows take the time of one."""
-
 FEW = 16
-"""Images in doubt on CUDA whose further copies are all computed at once, for the same reason."""
+"""Images in doubt on CUDA whose further copies are all computed at once: a few rows take the time of one."""
 
 
 class Pending(NamedTuple):
@@ -63,7 +59,7 @@ def adapt_images(
 
     def begin(done: int, images: Tensor) -> Level:
         """Start the level after `done`, or the last one where that takes no longer."""
-        few = has_few(images, FEW if done >= 0 else ONE_PASS)
+        few = done >= 0 and has_few(images)
         place, made = len(every) - 1 if few else done + 1, every[done] if done >= 0 else ()
         wanted = "+".join(name for name in every[place] if name and name not in made)
         return Level(place, images, launch_images(model, adapter, images, wanted, done < 0))
@@ -94,9 +90,9 @@ def _rows(images: Tensor, chosen: np.ndarray) -> Tensor:
     return images[torch.from_numpy(chosen.nonzero()[0]).to(images.device)]
 
 
-def has_few(images: Tensor, limit: int) -> bool:
+def has_few(images: Tensor) -> bool:
     """Whether all copies of the images take about the time of some of them."""
-    return images.is_cuda and len(images) <= limit
+    return images.is_cuda and len(images) <= FEW
 
 
 def predict_images(
