@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sourceward.bench.experiments import EXPERIMENTS
+
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 EXAMPLES = sorted((ROOT / "examples").glob("plot_*.py"))
@@ -40,3 +42,20 @@ def test_notebook_has_the_code_of_the_tutorial(tutorial: Path):
     code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     lines = [line for line in tutorial.read_text().splitlines() if line and not line.startswith("#")]
     assert [line for part in code for line in part.splitlines() if line and not line.startswith("#")] == lines
+
+
+def test_the_script_of_the_paper_shares_models(tmp_path: Path):
+    """Its commands are taken down by a stand-in for `sourceward`."""
+    stand_in = tmp_path / "sourceward"
+    stand_in.write_text('#!/bin/sh\necho "$@" >> commands\n')
+    stand_in.chmod(0o755)
+    script, own = ROOT / "examples" / "paper_pacs.sh", ["--set", "max_iter=3"]
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["sh", str(script), "photos", "out", *own], cwd=tmp_path, env=environment, check=True)
+    commands = [line.split() for line in (tmp_path / "commands").read_text().splitlines()]
+    wanted = {"ablation", "steps", "per-source", "aggregation", "latent", "maps", "trajectories"}
+    assert wanted <= {name for command in commands for name in command[1].split(",")} <= set(EXPERIMENTS)
+    assert {command[command.index("--models") + 1] for command in commands} == {"out/models"}
+    assert all(command[-2:] == own and command[0] == "reproduce" for command in commands)
+    folders = [command[command.index("--out") + 1] for command in commands if "," not in command[1]]
+    assert len(set(folders)) == len(folders)

@@ -77,3 +77,12 @@ def test_killed_and_resumed_statistics_have_the_same_bits(iteration, tmp_path, m
             fit_tiny(tiny_images(), tmp_path / "run", settings=LIVE)
     fit_tiny(tiny_images(), tmp_path / "run", settings=LIVE)
     assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
+
+
+def test_one_kernel_takes_the_same_steps(monkeypatch):
+    one = list(steps(tuner(5, 1e-2), 5))[-1].state_dict()
+    monkeypatch.setattr(learner, "FUSED_FROM", 0)
+    ours = tuner(5, 1e-2)
+    assert ours.optimizer.defaults["fused"]
+    for name, value in list(steps(ours, 5))[-1].state_dict().items():
+        torch.testing.assert_close(value, one[name], msg=name)
