@@ -10,12 +10,12 @@ from sourceward._util.devices import choose_device
 from sourceward._util.errors import InputError
 from sourceward._util.values import differing, parse_assignments, read_config, typed
 from sourceward.data.augment import Augmentation
-from sourceward.data.transforms import COPY_SCALE, parse_transforms
+from sourceward.data.transforms import parse_transforms
 from sourceward.nn.heads import HEADS
 from sourceward.samplers import StepSettings
 from sourceward.settings import AUTO, HEAD, AdaptSettings, LoopSettings, TrainSettings, check_kl_weight
 from sourceward.training.finetune import FineTuneSettings
-from sourceward.training.presets import JOINT, OF_BACKBONE, PRETRAINED, RECIPES, TWO_STAGE
+from sourceward.training.presets import FROZEN, JOINT, OF_BACKBONE, PRETRAINED, RECIPES, TWO_STAGE
 
 SHIFTS = ("corruptions", "noise")
 NONE = "none"
@@ -71,7 +71,7 @@ class FitSettings:
             confidence is chosen such that held-out sources keep this share of the gain of `tta=auto`, and so
             is the number of copies. 0 makes all copies of every sample.
         copy_scale: share of the side of an image that its copies have, where the backbone reads images of
-            several sizes; the next larger side that is smaller by whole strides of 32 pixels.
+            several sizes; the next larger side that is smaller by whole strides of 32 pixels. See `FROZEN`.
         crossfit: leave-one-domain-out validation of a trained backbone fine-tunes it once more without each
             source, for this share of the iterations; 0 does without, and nothing is estimated.
         fourier_copies: with a frozen image backbone, train heads and energies also on a copy of every image
@@ -109,7 +109,7 @@ class FitSettings:
     augmentation: Augmentation = field(default_factory=Augmentation)
     tta: str = AUTO
     kept_gain: float = 0.95
-    copy_scale: float = COPY_SCALE
+    copy_scale: float = 1.0
     crossfit: float = 0.2
     fourier_copies: bool = True
     shifts: str = "corruptions"
@@ -277,6 +277,7 @@ def settings_for(
         recipe = (layer or {}).get("recipe", recipe)
     settings = FitSettings(recipe=recipe) if recipe in RECIPES else FitSettings()
     before = [_pretrained(layers)] if pretrained and trains_backbone and recipe == "two-stage" else []
+    before += [] if trains_backbone else [FROZEN]
     for layer in [*before, *layers]:
         settings = settings.changed(layer or {})
     settings.refuse_unused(trains_backbone)

@@ -253,6 +253,11 @@ JOINT: dict[str, Any] = {
 """Where Algorithm 1 from end to end differs from training on fixed features. Steps and backbone rate are the
 paper's for ResNet-18 on PACS; 32 of each source is what DomainBed draws. Features that change cannot be
 whitened once and for all."""
+FROZEN: dict[str, Any] = {"copy_scale": 0.7}
+"""With a frozen backbone, copies of test-time augmentation have 160 of 224 pixels on each side. On held-out
+sources of PACS they gain as much as large ones; with a fine-tuned backbone they lose on photos
+(results/choices/copy-sizes.json)."""
+
 PRETRAINED: dict[str, Any] = {
     "finetune.max_iter": 3000,
     "finetune.schedule": "constant",

@@ -7,7 +7,6 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from sourceward.data.transforms import COPY_SCALE
 from sourceward.estimator import EnergyAdapter
 from sourceward.model import Model
 from sourceward.nn import Network, Projected
@@ -42,7 +41,7 @@ class SpeedPlan:
     default_backbones: tuple[str, ...] = ("resnet50",)
     doubt: tuple[tuple[float, float], ...] = ((0.15, 0.08), (0.25, 0.15), (0.35, 0.2))
     """Shares of samples that need copies, and that need all copies, for the cost of the cascade."""
-    copy_scales: tuple[float, ...] = (1.0, 0.85, COPY_SCALE)
+    copy_scales: tuple[float, ...] = (1.0, 0.7)
     """Shares of the side that copies have."""
     pictures: int = 256
     """JPEG files to predict."""
