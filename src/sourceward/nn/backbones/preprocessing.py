@@ -57,7 +57,8 @@ class ImagePreprocessing:
         (160, 192)
         """
         left_out = (1 - self.copy_scale) / STRIDE
-        height, width = (side - STRIDE * int(left_out * side + 1e-9) for side in self.size)
+        strides = (min(int(left_out * side + 1e-9), (side - 1) // STRIDE) for side in self.size)
+        height, width = (side - STRIDE * left for side, left in zip(self.size, strides))
         return height, width
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,6 +155,7 @@ SCHEMAS: dict[str, Any] = {
 def from_dict(kind: str, values: Mapping[str, Any]) -> Preprocessing:
     """Invert `to_dict`; JSON turned tuples into lists."""
     check(values, SCHEMAS[kind], "preprocessing")
+    values = {name: value for name, value in values.items() if value is not None}
     if kind == "image":
         size, std, share = values["size"], values["std"], values["crop_fraction"]
         if (
