@@ -28,7 +28,7 @@ ANGLES = (-30.0, -15.0, 15.0, 30.0)
 """Degrees of `rotate`."""
 
 COPY_SCALE = 0.7
-"""Share of the side that copies have, 160 of 224 pixels: see `ImagePreprocessing.copy_size`."""
+"""Least share of the side that copies have, 160 of 224 pixels: see `ImagePreprocessing.copy_size`."""
 
 AMPLITUDE_SHARE = 0.5
 """Share of a source's amplitudes in `fourier`."""

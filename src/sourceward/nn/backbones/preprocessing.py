@@ -27,7 +27,7 @@ class ImagePreprocessing:
 
     The image is resized so that it covers `size / crop_fraction`, then cropped to `size`. With
     `keep_aspect=False` it is squashed to that size instead. Antialiasing is always on, as in PIL.
-    `copy_scale` is the share of the side that copies of test-time augmentation have, see `copy_size`.
+    `copy_scale` is the least share of the side that copies of test-time augmentation have, see `copy_size`.
 
     >>> ImagePreprocessing(size=(32, 32)).prepare([torch.zeros(3, 48, 64, dtype=torch.uint8)]).shape
     torch.Size([1, 3, 32, 32])
@@ -51,7 +51,7 @@ class ImagePreprocessing:
 
     @property
     def copy_size(self) -> tuple[int, int]:
-        """Height and width of copies: at least `copy_scale` of the image's, whole strides of a backbone less.
+        """Height and width of copies: at least `copy_scale` of the image's, smaller by whole strides.
 
         >>> ImagePreprocessing((224, 256), copy_scale=0.7).copy_size
         (160, 192)
