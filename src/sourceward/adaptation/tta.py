@@ -73,7 +73,7 @@ def copy_features(
     """Features of the samples, under the name "", and of their copies by transform.
 
     Args:
-        encoder: of one pass.
+        encoder: of the samples and their copies.
         batches: uint8 images, in order.
         after: from the encoder's features to those that are wanted.
     """

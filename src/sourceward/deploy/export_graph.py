@@ -59,7 +59,7 @@ def agreement(per_source: Tensor, probabilities: Tensor) -> Tensor:
 class ExportGraph(nn.Module):
     """Backbone, rescaling, Langevin steps, heads, aggregation and test-time augmentation of a model.
 
-    Transformed copies are further rows of the batch: one pass of the backbone, one chain.
+    Transformed copies are further rows of the batch, in one chain.
 
     Args:
         model: from `noise_off`.
@@ -97,7 +97,7 @@ class ExportGraph(nn.Module):
         return probabilities, per_source, before, after, self._trust(probabilities), same
 
     def _averaged(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Predict the images and their copies as rows of one batch, and average the probabilities."""
+        """Predict the images and their copies together, and average the probabilities."""
         rows = self._predict(self.network.rescale(self.copies(images)))
         copies = [values.unflatten(0, (len(self.copies.weights), -1)) for values in rows]
         probability, sources, before, after = copies

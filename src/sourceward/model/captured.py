@@ -98,7 +98,7 @@ def has_few(images: Tensor) -> bool:
 def predict_images(
     model: "Model", adapter: EnergyAdaptation, images: Tensor, names: str = ""
 ) -> list[CopyResult]:
-    """Adapt uint8 images of the model's own size and their copies in one pass, the images first."""
+    """Adapt uint8 images of the model's own size and their copies together, the images first."""
     return launch_images(model, adapter, images, names).copies()
 
 

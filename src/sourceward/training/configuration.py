@@ -70,8 +70,9 @@ class FitSettings:
         kept_gain: a sample that is predicted with confidence gets no copies, or those of one transform; the
             confidence is chosen such that held-out sources keep this share of the gain of `tta=auto`, and so
             is the number of copies. 0 makes all copies of every sample.
-        copy_scale: share of the side of an image that its copies have, where the backbone reads images of
-            several sizes; the next larger side that is smaller by whole strides of 32 pixels. See `FROZEN`.
+        copy_scale: least share of the image's side that its copies have; they are smaller by whole strides
+            of 32 pixels. Where the backbone reads images of one size alone, they are as large as the image.
+            See `FROZEN`.
         crossfit: leave-one-domain-out validation of a trained backbone fine-tunes it once more without each
             source, for this share of the iterations; 0 does without, and nothing is estimated.
         fourier_copies: with a frozen image backbone, train heads and energies also on a copy of every image

@@ -84,12 +84,17 @@ def test_other_code_on_a_worker_is_found(tmp_path, monkeypatch):
     """Numbers of another version must not be mixed with those of this one."""
 
     def elsewhere(job):
-        return [run | {"identity": run["identity"] | {"code": "other"}} for run in run_job(job)]
+        """The key of a run is of its identity, so it is another one there."""
+        return [
+            run | {"key": f"{number:016}", "identity": run["identity"] | {"code": "other"}}
+            for number, run in enumerate(run_job(job))
+        ]
 
     monkeypatch.setattr("sourceward.bench.protocol.plan.run_job", elsewhere)
     results = bench(plan(feature_file(tmp_path / "f.npz"), targets=("a",)), tmp_path / "out")
     assert "other code" in results["failed"][0]["reason"]
     assert not results["table"]
+    assert results["unfinished"] == 0
 
 
 def test_a_cluster_that_cannot_be_joined_is_an_input_error(monkeypatch):

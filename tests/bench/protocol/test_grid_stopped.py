@@ -96,5 +96,8 @@ def test_cost_may_be_measured_later_and_stays(folder, tmp_path, monkeypatch):
     assert measured[0]["ratio"] == 1
     assert measured[1]["iteration_ms"] > 0
     assert costs(cost=False) == measured
+    timings = iter([None, 2.0])
+    monkeypatch.setattr(cost, "iteration_ms", lambda *given: next(timings) + 0)
+    assert costs(workers=0) == measured, "without ERM there is no ratio"
     monkeypatch.setattr(cost, "versions", lambda: {"machine": "another"})
     assert costs(cost=False) == [None, None]

@@ -77,6 +77,7 @@ class TestCopies:
             ((299, 97), 1.0, (299, 97)),
             ((32, 97), 0.5, (32, 65)),
             ((28, 28), 0.1, (28, 28)),
+            ((64, 96), 1e-20, (32, 32)),
         ],
     )
     def test_copies_are_smaller_by_whole_strides(self, size, scale, small):
@@ -85,6 +86,7 @@ class TestCopies:
     def test_files_without_a_scale_have_copies_as_large_as_the_image(self):
         values = json.loads(json.dumps(ImagePreprocessing(copy_scale=0.5).to_dict()))
         assert from_dict("image", values).copy_size == (128, 128)
+        assert from_dict("image", values | {"copy_scale": None}).copy_size == (224, 224)
         del values["copy_scale"]
         assert from_dict("image", values).copy_size == (224, 224)
 

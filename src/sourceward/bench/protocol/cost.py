@@ -55,7 +55,7 @@ def training_cost(plan: Plan, trainings: Mapping[str, Training], dataset: Domain
     """Return milliseconds of an iteration by each method, alone on the device, and their ratio to ERM's.
 
     Inputs are random: what is measured is the loss, its gradients and the optimizer, not reading and
-    augmenting. A method that fails here has no cost.
+    augmenting. A method that fails here has no cost; where ERM fails, none has.
 
     Args:
         plan: of the grid.
@@ -72,7 +72,9 @@ def training_cost(plan: Plan, trainings: Mapping[str, Training], dataset: Domain
             backbone = make_backbone(dataset, training.spec, training.weights, settings, True, 0)
             assert backbone is not None
             found[name] = iteration_ms(settings.finetune, backbone, *sizes, device)
-    first = found.get(next(iter(trainings)), math.nan)
+    first = found.get(next(iter(trainings)))
+    if first is None:
+        return {}
     return {name: {"iteration_ms": ms, "ratio": ms / first} for name, ms in found.items()}
 
 

@@ -209,8 +209,9 @@ def run_all(
 
 
 def _checked(job: Job, run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run, failed where it was computed by other code than this machine's."""
+    """Return a run under its key on this machine, failed where it was computed by other code than here."""
     method = next(method for _, method in job.pairs() if method.key == run["method"])
+    run = {**run, "key": job.run_key(run["target"], method)}
     if "failed" in run or run["identity"] == job.run_identity(run["target"], method):
         return run
     reason = "A worker runs other code of sourceward than this machine; install the same version on both."

@@ -51,7 +51,7 @@ def _model(name: str, scale: float, device: torch.device, plan: SpeedPlan) -> Mo
     backbone.preprocessing = replace(model.preprocessing, copy_scale=scale)
     layers = statistics_layers(backbone)
     inputs = model.preprocessing.normalize(make_images(2, plan.image_size, device))
-    found = [mean_statistics(backbone, layers, [inputs * scale]) for scale in (0.5, 1.0, 2.0)]
+    found = [mean_statistics(backbone, layers, [inputs * factor]) for factor in (0.5, 1.0, 2.0)]
     statistics = {layer: torch.stack([of[layer] for of in found]) for layer in layers}
     network.feature_statistics = FeatureStatistics(statistics).to(device)
     model.adapter.tta_ = TRANSFORMS

@@ -27,7 +27,7 @@ class ImagePreprocessing:
 
     The image is resized so that it covers `size / crop_fraction`, then cropped to `size`. With
     `keep_aspect=False` it is squashed to that size instead. Antialiasing is always on, as in PIL.
-    `copy_scale` is the share of the side that copies of test-time augmentation have, see `copy_size`.
+    `copy_scale` is the least share of the side that copies of test-time augmentation have, see `copy_size`.
 
     >>> ImagePreprocessing(size=(32, 32)).prepare([torch.zeros(3, 48, 64, dtype=torch.uint8)]).shape
     torch.Size([1, 3, 32, 32])
@@ -51,13 +51,14 @@ class ImagePreprocessing:
 
     @property
     def copy_size(self) -> tuple[int, int]:
-        """Height and width of copies: at least `copy_scale` of the image's, whole strides of a backbone less.
+        """Height and width of copies: at least `copy_scale` of the image's, smaller by whole strides.
 
         >>> ImagePreprocessing((224, 256), copy_scale=0.7).copy_size
         (160, 192)
         """
         left_out = (1 - self.copy_scale) / STRIDE
-        height, width = (side - STRIDE * int(left_out * side + 1e-9) for side in self.size)
+        strides = (min(int(left_out * side + 1e-9), (side - 1) // STRIDE) for side in self.size)
+        height, width = (side - STRIDE * left for side, left in zip(self.size, strides))
         return height, width
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,6 +155,7 @@ SCHEMAS: dict[str, Any] = {
 def from_dict(kind: str, values: Mapping[str, Any]) -> Preprocessing:
     """Invert `to_dict`; JSON turned tuples into lists."""
     check(values, SCHEMAS[kind], "preprocessing")
+    values = {name: value for name, value in values.items() if value is not None}
     if kind == "image":
         size, std, share = values["size"], values["std"], values["crop_fraction"]
         if (
