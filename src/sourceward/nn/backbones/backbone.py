@@ -231,6 +231,8 @@ def reads(backbone: Backbone, size: tuple[int, int]) -> bool:
     """Whether an image backbone reads images of another size than its own, as most vision transformers do
     not."""
     assert isinstance(backbone.preprocessing, ImagePreprocessing)
+    if size == backbone.preprocessing.size:
+        return True
     try:
         return output_width(backbone.network, replace(backbone.preprocessing, size=size)) == backbone.dim
     except InputError:
