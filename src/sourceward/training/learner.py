@@ -24,8 +24,7 @@ STATISTICS = ("running_mean", "running_var")
 """Of batch norm."""
 
 FUSED_FROM = 1_000_000
-"""Parameters from which a CPU takes an optimizer's step in one kernel, too: a network of MiniLM's size, 22
-million, takes a ninth of the time."""
+"""Parameters from which a CPU takes an optimizer's step in one kernel, too: faster for large networks."""
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of processes: more than there are iterations."""
