@@ -11,6 +11,7 @@ import torch
 from sourceward.data import cache_folder, features
 from sourceward.data.features import extract_amplitude_mixed, extract_corrupted, extract_features
 from sourceward.data.loading import prepare_samples
+from sourceward.nn.alone import encode_alone
 from sourceward.nn.backbones import create_backbone
 from sourceward.nn.backbones.several import join
 from tests.tiny_runs import tiny_images
@@ -95,9 +96,8 @@ def test_a_combination_finds_the_features_of_backbones_that_another_computed(mon
     for some in ([backbone], others):
         extract_amplitude_mixed(data, join(some), amplitudes, toward, CPU, False)
     every = join([backbone, *others]).eval()
-    with torch.no_grad():
-        images = prepare_samples(data, every, CPU, show=False).batches(slice(0, len(data)))
-        expected = torch.cat([every(image[None]) for batch in images for image in batch])
+    images = prepare_samples(data, every, CPU, show=False).batches(slice(0, len(data)))
+    expected = torch.cat(encode_alone([(every, image[None]) for batch in images for image in batch]))
 
     monkeypatch.setattr(features, "encode", None)  # nothing is left to compute
     assert features.has_features(data, every, CPU)

@@ -248,7 +248,7 @@ def _alone(file: Path) -> Iterator[None]:
         lock.release()
 
 
-KERNELS = 3
+KERNELS = 4
 """Raise it when the bits of features change, so that no older ones are read from the cache."""
 
 

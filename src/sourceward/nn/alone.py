@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sourceward._util.threads import available_cores, one_thread
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.backbones.backbone import SEVERAL
+from sourceward.nn.folded_batchnorm import folded
 
 Pass = tuple[Callable[[Any], Tensor], Any]
 """A module, or a bound method of one, and its input."""
@@ -48,6 +49,7 @@ class Trial:
 def encode_alone(passes: Sequence[Pass]) -> list[Tensor]:
     """The output of each pass, without gradients, whatever the number of threads."""
     threads = min(torch.get_num_threads(), available_cores())
+    passes = _without_batchnorm(passes)
     overlap = all(_is_stateless(owner) for owner in {_owner(function) for function, _ in passes})
     if len(passes) < threads or not overlap:
         found = _shared(passes)
@@ -62,6 +64,16 @@ def encode_alone(passes: Sequence[Pass]) -> list[Tensor]:
             return list(pool.map(_alone, passes))
     finally:
         torch.set_num_threads(torch.get_num_threads())  # the workers set the number for threads to come
+
+
+def _without_batchnorm(passes: Sequence[Pass]) -> list[Pass]:
+    """The same passes of copies whose batch norm is folded into convolutions; see `nn.folded_batchnorm`."""
+    first = dict(reversed(passes))
+    known = {
+        function: folded(function, given) if _is_stateless(_owner(function)) else function
+        for function, given in first.items()
+    }
+    return [(known[function], given) for function, given in passes]
 
 
 def _start_worker() -> None:
