@@ -12,7 +12,7 @@ from torch import nn
 from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.nn.alone import encode_alone
 from sourceward.nn.backbones import create_backbone
-from sourceward.nn.folded_batchnorm import KEY, folded
+from sourceward.nn.folded_batchnorm import KEY, fold_batchnorm
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -52,13 +52,13 @@ def test_a_copy_without_batch_norm_gives_the_features_of_its_network(network):
     network = with_statistics(network())
     state = {name: value.clone() for name, value in network.state_dict().items()}
     expected = network(IMAGES)
-    made = folded(network, IMAGES)
+    made = fold_batchnorm(network, IMAGES)
     assert made is not network
     assert not norms(made)
     torch.testing.assert_close(made(IMAGES), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
     assert torch.equal(network(IMAGES), expected)
     assert all(torch.equal(network.state_dict()[name], value) for name, value in state.items())
-    assert folded(network, IMAGES) is made
+    assert fold_batchnorm(network, IMAGES) is made
 
 
 @torch.no_grad()
@@ -72,7 +72,7 @@ def test_batch_norm_that_follows_no_convolution_stays():
             return self.last(self.conv(self.norm(x))).flatten(1)
 
     network = with_statistics(Before())
-    made = folded(network, IMAGES)
+    made = fold_batchnorm(network, IMAGES)
     assert [type(made.norm), type(made.last)] == [nn.BatchNorm2d, nn.Identity]
     torch.testing.assert_close(made(IMAGES), network(IMAGES), rtol=1e-4, atol=1e-4)
 
@@ -108,14 +108,14 @@ class Standardized(nn.Conv2d):
 @torch.no_grad()
 def test_a_network_that_cannot_be_folded_is_used_itself(network):
     network = with_statistics(network())
-    assert folded(network, IMAGES) is network
+    assert fold_batchnorm(network, IMAGES) is network
 
 
 @torch.no_grad()
 def test_what_several_layers_share_stays():
     norm, conv, other = nn.BatchNorm2d(4), nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
     shared = with_statistics(nn.Sequential(conv, norm, other, norm, nn.Flatten()))
-    made = folded(shared, IMAGES)
+    made = fold_batchnorm(shared, IMAGES)
     assert [type(layer) for layer in made][:4] == [nn.Conv2d, nn.BatchNorm2d] * 2
     assert torch.equal(made(IMAGES), shared(IMAGES))
 
@@ -131,7 +131,7 @@ def test_a_pass_of_several_rows_is_folded():
             return torch.cat([self.network(row) for row in x.split(1)])
 
     network = Rows().eval()
-    made = folded(network, IMAGES)
+    made = fold_batchnorm(network, IMAGES)
     assert not norms(made)
     torch.testing.assert_close(made(IMAGES), network(IMAGES), rtol=1e-4, atol=1e-4)
 
@@ -139,12 +139,12 @@ def test_a_pass_of_several_rows_is_folded():
 @torch.no_grad()
 def test_batch_statistics_are_never_folded():
     network = small()
-    folded(network, IMAGES)
+    fold_batchnorm(network, IMAGES)
     network.train()
-    assert folded(network, IMAGES) is network
+    assert fold_batchnorm(network, IMAGES) is network
     network.eval()
     network[1].running_mean = network[1].running_var = None  # as Tent has it
-    made = folded(network, IMAGES)
+    made = fold_batchnorm(network, IMAGES)
     assert len(norms(made)) == 1
     torch.testing.assert_close(made(IMAGES), network(IMAGES), rtol=1e-4, atol=1e-4)
 
@@ -192,11 +192,11 @@ def test_a_network_that_changes_is_folded_again(change):
     network = small()
     with torch.no_grad():
         before = network(IMAGES)
-        folded(network, IMAGES)
+        fold_batchnorm(network, IMAGES)
         change(network)
         now = network(IMAGES)
         assert (now - before).abs().max() > 0.01
-        torch.testing.assert_close(folded(network, IMAGES)(IMAGES), now, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(fold_batchnorm(network, IMAGES)(IMAGES), now, rtol=1e-4, atol=1e-4)
 
 
 def small_state():
@@ -206,7 +206,7 @@ def small_state():
 @torch.no_grad()
 def test_a_method_is_that_of_the_copy():
     backbone = create_backbone("torchvision:resnet18", weights=None, image_size=32).eval()
-    made = folded(backbone.forward, IMAGES)
+    made = fold_batchnorm(backbone.forward, IMAGES)
     assert made.__name__ == "forward"
     assert not norms(made.__self__)
 
@@ -214,11 +214,11 @@ def test_a_method_is_that_of_the_copy():
 @torch.no_grad()
 def test_copies_and_pickles_of_a_network_have_no_folded_copy():
     network = small()
-    folded(network, IMAGES)
+    fold_batchnorm(network, IMAGES)
     for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert other.__dict__[KEY] is None
         other[0].weight.mul_(2)
-        torch.testing.assert_close(folded(other, IMAGES)(IMAGES), other(IMAGES), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(fold_batchnorm(other, IMAGES)(IMAGES), other(IMAGES), rtol=1e-4, atol=1e-4)
 
 
 def test_passes_of_one_backbone_share_their_folded_weights():

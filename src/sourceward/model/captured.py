@@ -86,8 +86,9 @@ def adapt_images(
 
 
 def _rows(images: Tensor, chosen: np.ndarray) -> Tensor:
-    """The images that a mask names; a mask on the device would wait for it."""
-    return images[torch.from_numpy(chosen.nonzero()[0]).to(images.device)]
+    """The images that a mask names; a mask on the device would wait for it, and `images[rows]` copies byte by
+    byte on a CPU."""
+    return images.index_select(0, torch.from_numpy(chosen.nonzero()[0]).to(images.device))
 
 
 def has_few(images: Tensor) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sourceward._util.threads import available_cores, one_thread
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.backbones.backbone import SEVERAL
-from sourceward.nn.folded_batchnorm import folded
+from sourceward.nn.folded_batchnorm import fold_batchnorm
 
 Pass = tuple[Callable[[Any], Tensor], Any]
 """A module, or a bound method of one, and its input."""
@@ -70,7 +70,7 @@ def _without_batchnorm(passes: Sequence[Pass]) -> list[Pass]:
     """The same passes of copies whose batch norm is folded into convolutions; see `nn.folded_batchnorm`."""
     first = dict(reversed(passes))
     known = {
-        function: folded(function, given) if _is_stateless(_owner(function)) else function
+        function: fold_batchnorm(function, given) if _is_stateless(_owner(function)) else function
         for function, given in first.items()
     }
     return [(known[function], given) for function, given in passes]

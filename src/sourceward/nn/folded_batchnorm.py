@@ -26,7 +26,7 @@ COPIED = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre
 
 
 @torch.no_grad()
-def folded(function: Callable[[Any], Tensor], given: Any) -> Callable[[Any], Tensor]:
+def fold_batchnorm(function: Callable[[Any], Tensor], given: Any) -> Callable[[Any], Tensor]:
     """A module, or a bound method of one, of a copy without batch norm; itself if there is none to fold.
 
     Args:

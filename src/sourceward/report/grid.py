@@ -1,5 +1,6 @@
 """The grid of training methods and test-time methods, as tables, a page and Markdown."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,24 +95,40 @@ def _row(own: dict[str, Any]) -> dict[str, Any] | None:
 
 def remarks(results: dict[str, Any]) -> list[str]:
     """Return what failed and what does not apply, each with the reason."""
-    groups: dict[tuple[str, str, str], dict[str, None]] = {}
+    groups: dict[tuple[str, str], dict[str, None]] = {}
+    failed: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     applies: dict[str, list[str]] = {}
     for own in results["methods"]:
         for row in own["table"]:
             applies.setdefault(row["method"], []).append(own["name"])
         for run in own["failed"]:
-            says = "does not apply after" if run.get("unsuitable") else "FAILED after"
-            groups.setdefault((run["method"], says, run["reason"]), {})[own["name"]] = None
+            if run.get("unsuitable"):
+                groups.setdefault((run["method"], run["reason"]), {})[own["name"]] = None
+            else:
+                adapters = failed.setdefault((own["name"], _first_sentence(run["reason"])), {})
+                adapters.setdefault(run["method"], {})[run["target"]] = None
     found = []
-    for (key, says, reason), names in groups.items():
-        few = applies.get(key, []) if says.startswith("does not") else []
-        says, those = ("applies only after", few) if 0 < len(few) < len(names) else (says, [*names])
-        found.append(f"{key} {says} {', '.join(those)}: {reason}")
+    for (adapter, reason), names in groups.items():
+        few = applies.get(adapter, [])
+        says, those = ("applies only", few) if 0 < len(few) < len(names) else ("does not apply", [*names])
+        found.append(f"{adapter} {says} after {', '.join(those)}: {reason}")
+    for (name, reason), adapters in failed.items():
+        targets = dict.fromkeys(target for own in adapters.values() for target in own)
+        found.append(f"{name} FAILED on {', '.join(targets)} with {', '.join(adapters)}: {reason}")
     unfinished = [own["name"] for own in results["methods"] if not own["table"] and not own["failed"]]
     found += [f"No run finished of {', '.join(unfinished)}."] if unfinished else []
     found += [f"Not finished: {text}." for text in _few_targets(results)]
     skipped = [f"{name} does not apply: {reason}" for name, reason in results["not_applicable"].items()]
     return [*found, *skipped]
+
+
+def _first_sentence(reason: str) -> str:
+    """Return the start of a reason: what failed, without the state of the machine.
+
+    >>> _first_sentence("OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB.")
+    'OutOfMemoryError: CUDA out of memory.'
+    """
+    return re.split(r"(?<=[.!?])\s", reason, maxsplit=1)[0]
 
 
 def finding(results: dict[str, Any]) -> str:
