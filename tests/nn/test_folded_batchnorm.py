@@ -1,6 +1,7 @@
 """Copies without batch norm give the features of their network, and are made again when it changes."""
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -12,9 +13,13 @@ from torch import nn
 from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.nn.alone import encode_alone
 from sourceward.nn.backbones import create_backbone
-from sourceward.nn.folded_batchnorm import KEY, fold_batchnorm
+from sourceward.nn.folded_batchnorm import KEY, TRIALS, FoldedCopies, Kept, fold_batchnorm
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def fold(function, given=IMAGES):
+    return fold_batchnorm({function: given})[function]
 
 
 def norms(module):
@@ -52,13 +57,13 @@ def test_a_copy_without_batch_norm_gives_the_features_of_its_network(network):
     network = with_statistics(network())
     state = {name: value.clone() for name, value in network.state_dict().items()}
     expected = network(IMAGES)
-    made = fold_batchnorm(network, IMAGES)
+    made = fold(network)
     assert made is not network
     assert not norms(made)
     torch.testing.assert_close(made(IMAGES), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
     assert torch.equal(network(IMAGES), expected)
     assert all(torch.equal(network.state_dict()[name], value) for name, value in state.items())
-    assert fold_batchnorm(network, IMAGES) is made
+    assert fold(network) is made
 
 
 @torch.no_grad()
@@ -72,7 +77,7 @@ def test_batch_norm_that_follows_no_convolution_stays():
             return self.last(self.conv(self.norm(x))).flatten(1)
 
     network = with_statistics(Before())
-    made = fold_batchnorm(network, IMAGES)
+    made = fold(network)
     assert [type(made.norm), type(made.last)] == [nn.BatchNorm2d, nn.Identity]
     torch.testing.assert_close(made(IMAGES), network(IMAGES), rtol=1e-4, atol=1e-4)
 
@@ -89,6 +94,24 @@ class ReadTwice(nn.Module):
         return (self.norm(maps) + maps).flatten(1)
 
 
+class Viewed(nn.Sequential):
+    """It needs maps whose rows follow each other in memory."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+
+    def forward(self, x):
+        return super().forward(x).view(len(x), -1)
+
+
+class Uncopied(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+
+    def __deepcopy__(self, memo):
+        raise TypeError("never copied")
+
+
 class Standardized(nn.Conv2d):
     """Its weights are not what it multiplies with."""
 
@@ -103,19 +126,23 @@ class Standardized(nn.Conv2d):
         pytest.param(ReadTwice, id="read twice"),
         pytest.param(lambda: nn.Sequential(Standardized(3, 4, 3), nn.BatchNorm2d(4)), id="standardized"),
         pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), id="no batch norm"),
+        pytest.param(Viewed, id="views its maps"),
+        pytest.param(lambda: small(nn.Threshold(1e9, 0)), id="zeros"),
+        pytest.param(lambda: small(nn.Threshold(1e9, float("nan"))), id="not finite"),
+        pytest.param(Uncopied, id="cannot be copied"),
     ],
 )
 @torch.no_grad()
 def test_a_network_that_cannot_be_folded_is_used_itself(network):
     network = with_statistics(network())
-    assert fold_batchnorm(network, IMAGES) is network
+    assert fold(network) is network
 
 
 @torch.no_grad()
 def test_what_several_layers_share_stays():
     norm, conv, other = nn.BatchNorm2d(4), nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
     shared = with_statistics(nn.Sequential(conv, norm, other, norm, nn.Flatten()))
-    made = fold_batchnorm(shared, IMAGES)
+    made = fold(shared)
     assert [type(layer) for layer in made][:4] == [nn.Conv2d, nn.BatchNorm2d] * 2
     assert torch.equal(made(IMAGES), shared(IMAGES))
 
@@ -131,7 +158,7 @@ def test_a_pass_of_several_rows_is_folded():
             return torch.cat([self.network(row) for row in x.split(1)])
 
     network = Rows().eval()
-    made = fold_batchnorm(network, IMAGES)
+    made = fold(network)
     assert not norms(made)
     torch.testing.assert_close(made(IMAGES), network(IMAGES), rtol=1e-4, atol=1e-4)
 
@@ -139,12 +166,12 @@ def test_a_pass_of_several_rows_is_folded():
 @torch.no_grad()
 def test_batch_statistics_are_never_folded():
     network = small()
-    fold_batchnorm(network, IMAGES)
+    fold(network)
     network.train()
-    assert fold_batchnorm(network, IMAGES) is network
+    assert fold(network) is network
     network.eval()
     network[1].running_mean = network[1].running_var = None  # as Tent has it
-    made = fold_batchnorm(network, IMAGES)
+    made = fold(network)
     assert len(norms(made)) == 1
     torch.testing.assert_close(made(IMAGES), network(IMAGES), rtol=1e-4, atol=1e-4)
 
@@ -168,6 +195,21 @@ def in_inference_mode(network):
         network[0].weight.mul_(2)
 
 
+def a_buffer_of_inference_mode(network):
+    with torch.inference_mode():
+        network[1].running_mean = torch.zeros(8)
+        fold(network)
+        network[1].running_mean.add_(2)
+
+
+def a_hook(network):
+    network[0].register_forward_hook(lambda _module, _inputs, output: output + 1)
+
+
+def one_element(network):
+    network[0].weight[0, 0, 0, 1] += 5
+
+
 def other_module(network):
     network[1] = with_statistics(nn.BatchNorm2d(8))
     network[1].weight.data.add_(1)
@@ -185,6 +227,12 @@ def other_module(network):
         pytest.param(lambda network: network[1].running_var.mul_(2), id="statistics"),
         pytest.param(other_module, id="another module"),
         pytest.param(lambda network: network[0].weight.data.mul_(2), id="data in place"),
+        pytest.param(lambda network: network[1].running_mean.data.add_(1), id="a buffer's data in place"),
+        pytest.param(lambda network: network.double() and network[0].weight.data.mul_(2), id="float64"),
+        pytest.param(a_buffer_of_inference_mode, id="a buffer of inference mode"),
+        pytest.param(lambda network: setattr(network[1], "eps", 1.0), id="eps"),
+        pytest.param(a_hook, id="a hook"),
+        pytest.param(one_element, id="one element"),
         pytest.param(lambda network: setattr(network[3].weight, "data", torch.ones(8, 4, 3, 3)), id="data"),
     ],
 )
@@ -192,11 +240,12 @@ def test_a_network_that_changes_is_folded_again(change):
     network = small()
     with torch.no_grad():
         before = network(IMAGES)
-        fold_batchnorm(network, IMAGES)
+        fold(network)
         change(network)
-        now = network(IMAGES)
+        images = IMAGES.to(network[0].weight.dtype)
+        now = network(images)
         assert (now - before).abs().max() > 0.01
-        torch.testing.assert_close(fold_batchnorm(network, IMAGES)(IMAGES), now, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(fold(network, images)(images), now, rtol=1e-4, atol=1e-4)
 
 
 def small_state():
@@ -204,30 +253,152 @@ def small_state():
 
 
 @torch.no_grad()
-def test_a_method_is_that_of_the_copy():
-    backbone = create_backbone("torchvision:resnet18", weights=None, image_size=32).eval()
-    made = fold_batchnorm(backbone.forward, IMAGES)
-    assert made.__name__ == "forward"
-    assert not norms(made.__self__)
+def test_doubles_that_change_are_folded_again():
+    network, images = small().double(), IMAGES.double()
+    assert fold(network, images) is not network
+    network[0].weight.data.mul_(2)
+    torch.testing.assert_close(fold(network, images)(images), network(images))
+
+
+@torch.no_grad()
+def test_a_network_that_is_not_finite_is_tried_once():
+    network = small()
+    network[0].weight[0, 0, 0, 0] = torch.nan
+    assert fold(network) is network
+    (tried,) = network.__dict__[KEY].values()
+    fold(network)
+    assert [*network.__dict__[KEY].values()] == [tried]
+
+
+@torch.no_grad()
+def test_dropout_that_is_switched_on_is_not_missed():
+    network = small(nn.Dropout(0.5))
+    assert fold(network) is not network
+    network[-2].train()
+    assert fold(network) is network
+
+
+@torch.no_grad()
+def test_a_network_with_hooks_is_used_itself():
+    seen = []
+    network = small()
+    handle = network[1].register_forward_pre_hook(lambda _module, inputs: seen.append(inputs))
+    fold(network)(IMAGES)
+    assert len(seen) == 1
+    handle.remove()
+    assert fold(network) is not network
+
+
+@torch.no_grad()
+def test_nothing_is_kept_of_an_empty_batch():
+    network = small()
+    assert fold(network, IMAGES[:0]) is network
+    assert fold(network) is not network
+
+
+@torch.no_grad()
+def test_the_first_input_decides_nothing():
+    network, other = small(), small()
+    fold(network, torch.full_like(IMAGES, torch.nan))
+    fold(other)
+    assert torch.equal(fold(network)(IMAGES), fold(other)(IMAGES))
+    assert fold(network) is not network
+
+
+@torch.no_grad()
+def test_a_copy_has_no_hooks_no_trials_and_weights_with_channels_last():
+    network = small()
+    network.__dict__[TRIALS] = network[0].__dict__[TRIALS] = {"a shape": "a trial"}
+    made = fold(network)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in made.modules())
+    assert not any(TRIALS in vars(part) for part in made.modules())
+    assert network.__dict__[TRIALS]
+    assert made[0].weight.is_contiguous(memory_format=torch.channels_last)
+    made[0].register_forward_hook(print)
+    assert not network[0]._forward_hooks
+
+
+class Chain(nn.Module):
+    """Maps that nobody keeps, so that the next may have their place in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, 3, 1) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(3) for _ in range(4))
+
+    def forward(self, x):
+        for conv, norm in zip(self.convs, self.norms):
+            x = norm(conv(x) * 1.0 * 1.0)
+        return x.flatten(1)
+
+
+@torch.no_grad()
+def test_a_map_that_is_gone_is_not_taken_for_another():
+    network = with_statistics(Chain())
+    assert fold(network) is network
+
+
+@torch.no_grad()
+def test_copies_of_earlier_weights_are_not_kept():
+    network, encoder = small(), nn.Sequential(small())
+    for owner in (network, encoder):
+        fold(owner)
+        gc.collect()
+        before = sum(type(one) is FoldedCopies for one in gc.get_objects())
+        for _ in range(5):
+            (owner[0] if owner is network else owner[0][0]).weight.mul_(1.1)
+            fold(owner)
+        gc.collect()
+        assert sum(type(one) is FoldedCopies for one in gc.get_objects()) == before
+
+
+class TwoMethods(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.network, self.read_twice = small(), with_statistics(ReadTwice())
+
+    def one(self, x):
+        return self.network(x)
+
+    def other(self, x):
+        return self.read_twice(x)
+
+
+@torch.no_grad()
+def test_each_method_has_its_own_copy():
+    network = TwoMethods().eval()
+    one, other = fold(network.one), fold(network.other)
+    assert one != network.one
+    assert one.__name__ == "one"
+    assert not norms(one.__self__.network)
+    assert other == network.other
+    together = fold_batchnorm({network.one: IMAGES, network.other: IMAGES})
+    assert torch.equal(together[network.one](IMAGES), one(IMAGES))
+    assert together[network.other] == other
 
 
 @torch.no_grad()
 def test_copies_and_pickles_of_a_network_have_no_folded_copy():
     network = small()
-    fold_batchnorm(network, IMAGES)
+    size = len(pickle.dumps(network))
+    fold(network)
+    assert len(pickle.dumps(network)) < size + 200
     for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
-        assert other.__dict__[KEY] is None
+        assert type(other.__dict__[KEY]) is Kept
+        assert not other.__dict__[KEY]
         other[0].weight.mul_(2)
-        torch.testing.assert_close(fold_batchnorm(other, IMAGES)(IMAGES), other(IMAGES), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(fold(other)(IMAGES), other(IMAGES), rtol=1e-4, atol=1e-4)
 
 
-def test_passes_of_one_backbone_share_their_folded_weights():
+def test_passes_of_one_call_share_their_folded_weights():
     backbone = create_backbone("torchvision:resnet18", weights=None, image_size=32).eval()
     pixels = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     plain = encode_alone([(backbone, backbone.preprocessing.normalize(pixels))])[0]
     encoder = CopyEncoder(backbone, backbone.preprocessing, "hflip+crop", Statistics(2))
     assert torch.equal(encoder.encode(pixels)[0], plain)
-    owners = [backbone, *(method.__self__ for method in encoder._alone.values())]
-    weights = [next(owner.__dict__[KEY].copy.parameters()) for owner in owners]
-    assert len({weight.data_ptr() for weight in weights}) == 1
-    assert len(weights) == 4
+    owners = [method.__self__ for method in encoder._alone.values()]
+    (folded,) = [kept for owner in owners for kept in vars(owner).get(KEY, {}).values()]
+    copies = folded.functions
+    assert len({next(made.__self__.parameters()).data_ptr() for made in copies.values()}) == 1
+    assert len(copies) == 3
+    assert all(made != function for function, made in copies.items())

@@ -22,13 +22,11 @@ from torch import Tensor, nn
 from sourceward._util.threads import available_cores, one_thread
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.backbones.backbone import SEVERAL
-from sourceward.nn.folded_batchnorm import fold_batchnorm
+from sourceward.nn.folded_batchnorm import TRIALS, fold_batchnorm, random_like
 
 Pass = tuple[Callable[[Any], Tensor], Any]
 """A module, or a bound method of one, and its input."""
 
-KEY = "_trials"
-"""Where a module keeps the results of trials."""
 PAUSE = 50
 """One thread computes for this many times what a shared pass took that was slower: so such passes are at most
 one fiftieth of the time."""
@@ -69,11 +67,10 @@ def encode_alone(passes: Sequence[Pass]) -> list[Tensor]:
 def _without_batchnorm(passes: Sequence[Pass]) -> list[Pass]:
     """The same passes of copies whose batch norm is folded into convolutions; see `nn.folded_batchnorm`."""
     first = dict(reversed(passes))
-    known = {
-        function: fold_batchnorm(function, given) if _is_stateless(_owner(function)) else function
-        for function, given in first.items()
-    }
-    return [(known[function], given) for function, given in passes]
+    if not first or not all(_is_stateless(_owner(function)) for function in first):
+        return list(passes)
+    folded = fold_batchnorm(first)
+    return [(folded[function], given) for function, given in passes]
 
 
 def _start_worker() -> None:
@@ -107,12 +104,10 @@ def _trial(function: Callable[[Any], Tensor], given: Any) -> Trial | None:
     owner = _owner(function)
     if not isinstance(given, Tensor) or owner is None:
         return None
-    trials = owner.__dict__.setdefault(KEY, {})
+    trials = owner.__dict__.setdefault(TRIALS, {})
     key = (getattr(function, "__name__", ""), tuple(given.shape), torch.get_num_threads())
     if key not in trials:
-        generator = torch.Generator().manual_seed(0)
-        trial = torch.randint(256, given.shape, dtype=torch.uint8, generator=generator)
-        trial = trial if given.dtype == torch.uint8 else (trial / 128 - 1).to(given.dtype)
+        trial = random_like(given)
         together = function(trial)
         with one_thread():
             started = time.monotonic()

@@ -81,11 +81,12 @@ def _mean(row: dict[str, Any] | None, results: dict[str, Any]) -> str:
 
 
 def _few_targets(results: dict[str, Any]) -> Iterator[str]:
-    """Yield each training method that has been evaluated on fewer targets than others."""
+    """Yield each training method that did not fail, but was evaluated on fewer targets than others."""
     plain = {own["name"]: row for own in results["methods"] if (row := _row(own)) is not None}
+    failed = {own["name"] for own in results["methods"] for run in own["failed"] if run["method"] == NONE}
     most = max((len(row["targets"]) for row in plain.values()), default=0)
     for name, row in plain.items():
-        if len(row["targets"]) < most:
+        if len(row["targets"]) < most and name not in failed:
             yield f"{name}, {len(row['targets'])} of {most} targets"
 
 
@@ -105,7 +106,7 @@ def remarks(results: dict[str, Any]) -> list[str]:
             if run.get("unsuitable"):
                 groups.setdefault((run["method"], run["reason"]), {})[own["name"]] = None
             else:
-                adapters = failed.setdefault((own["name"], _first_sentence(run["reason"])), {})
+                adapters = failed.setdefault((own["name"], _without_sizes(run["reason"])), {})
                 adapters.setdefault(run["method"], {})[run["target"]] = None
     found = []
     for (adapter, reason), names in groups.items():
@@ -113,8 +114,9 @@ def remarks(results: dict[str, Any]) -> list[str]:
         says, those = ("applies only", few) if 0 < len(few) < len(names) else ("does not apply", [*names])
         found.append(f"{adapter} {says} after {', '.join(those)}: {reason}")
     for (name, reason), adapters in failed.items():
-        targets = dict.fromkeys(target for own in adapters.values() for target in own)
-        found.append(f"{name} FAILED on {', '.join(targets)} with {', '.join(adapters)}: {reason}")
+        for targets in dict.fromkeys(map(tuple, adapters.values())):
+            failing = ", ".join(adapter for adapter, own in adapters.items() if tuple(own) == targets)
+            found.append(f"{name} FAILED on {', '.join(targets)} with {failing}: {reason}")
     unfinished = [own["name"] for own in results["methods"] if not own["table"] and not own["failed"]]
     found += [f"No run finished of {', '.join(unfinished)}."] if unfinished else []
     found += [f"Not finished: {text}." for text in _few_targets(results)]
@@ -122,13 +124,13 @@ def remarks(results: dict[str, Any]) -> list[str]:
     return [*found, *skipped]
 
 
-def _first_sentence(reason: str) -> str:
-    """Return the start of a reason: what failed, without the state of the machine.
+def _without_sizes(reason: str) -> str:
+    """Return a reason without how full the memory of a GPU was, which is another text every time.
 
-    >>> _first_sentence("OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB.")
+    >>> _without_sizes("OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB. GPU 0 has ...")
     'OutOfMemoryError: CUDA out of memory.'
     """
-    return re.split(r"(?<=[.!?])\s", reason, maxsplit=1)[0]
+    return re.sub(r"(out of memory\.) Tried to allocate.*", r"\1", reason, flags=re.DOTALL)
 
 
 def finding(results: dict[str, Any]) -> str:
