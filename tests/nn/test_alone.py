@@ -65,7 +65,7 @@ def test_few_passes_share_the_threads_where_a_trial_gives_the_same_bits():
         module.by = by
         for _ in range(2):
             assert float(alone.encode_alone([(module, torch.ones(1))])[0]) == 2
-        assert [count for _, count, _ in module.seen] == [4, 1, threads, threads]
+        assert [count for _, count, _ in module.seen] == [4, 1, 1, threads, threads]
 
 
 def test_beside_busy_processes_one_thread_computes_for_a_while(monkeypatch):
@@ -79,10 +79,10 @@ def test_beside_busy_processes_one_thread_computes_for_a_while(monkeypatch):
 
     module = Waits()
     module.together = 0.5
-    for together in (0.5, 0.5, 20, 20, 20):
+    for together in (0.5, 20, 0.5, 20, 20, 20):
         module.together = together
         alone.encode_alone([(module, torch.ones(1))])
-    assert [count for _, count, _ in module.seen] == [4, 1, 4, 4, 4, 1, 1]
+    assert [count for _, count, _ in module.seen] == [4, 1, 1, 4, 4, 4, 4, 4, 1]
     now[0] += alone.PAUSE * 20
     module.together = 0.5
     for _ in range(2):

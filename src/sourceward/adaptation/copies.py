@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sourceward.adaptation.base import Unsuitable
-from sourceward.data.loading import rows_per_chunk, rows_per_pass
+from sourceward.data.loading import rows_per_pass
 from sourceward.data.transforms import OWN, TRANSFORMS, Copy, make_copies, parse_transforms
 from sourceward.nn import Network, Projected
 from sourceward.nn.alone import encode_alone
@@ -149,8 +149,7 @@ class CopyEncoder(nn.Module):
         """
         device, parts = self.mean.device, []
         if device.type == "cpu":
-            parts = [self._encode_alone(some) for some in images.split(rows_per_chunk(device))]
-            return torch.cat(parts, 1)
+            return self._encode_alone(images)
         step = max(rows_per_pass(device) // len(self.weights), 1)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             for some in images.to(device).split(step):
@@ -160,15 +159,17 @@ class CopyEncoder(nn.Module):
     def _encode_alone(self, images: Tensor) -> Tensor:
         """Features (copies, n, dim), each copy alone in its pass, and the copies of `adain` in one: the bits
         of a feature do not depend on the other transforms."""
+        backbone, preprocessing, statistics = self.given
         if self._alone is None:
             self._alone = {
-                name: CopyEncoder(*self.given[:2], name, self.given[2], plain=not name)._each
+                name: CopyEncoder(_inner(backbone), preprocessing, name, statistics, plain=not name)._each
                 for name in dict.fromkeys(self.names)
             }
         passes = [(own, image) for image in images.split(1) for own in self._alone.values()]
         found, each = encode_alone(passes), len(self._alone)
         together = [torch.cat(found[i : i + each]) for i in range(0, len(found), each)]
-        return torch.stack(together, 1).float()
+        feature = torch.stack(together, 1).float()
+        return backbone.project(feature) if isinstance(backbone, Projected) else feature
 
     def _each(self, image: Tensor) -> Tensor:
         """Features of the copies of an image, each alone in its pass; those of `adain` in one."""

@@ -10,10 +10,12 @@ Threads that share a pass wait for each other at the end of every product. Where
 cores, that takes many times as long as one thread does: then one thread computes for a while.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Barrier
 from typing import Any
 
 import torch
@@ -27,9 +29,16 @@ from sourceward.nn.folded_batchnorm import TRIALS, fold_batchnorm, random_like
 Pass = tuple[Callable[[Any], Tensor], Any]
 """A module, or a bound method of one, and its input."""
 
-PAUSE = 50
-"""One thread computes for this many times what a shared pass took that was slower: so such passes are at most
-one fiftieth of the time."""
+PAUSE = 100
+"""One thread computes for this many times what the second of two slow shared passes took: so such passes are
+at most one fiftieth of the time."""
+SLOWER = 1.5
+"""Passes that take this many times what one thread takes are slower; beside busy processes it is more."""
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+"""Threads that compute passes, by their number. They stay: in a new thread the first pass is slow."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)  # a forked process has none of them
 
 
 @dataclass
@@ -38,7 +47,9 @@ class Trial:
 
     alike: bool
     seconds: float
-    """Of one thread, in the trial."""
+    """Of one thread."""
+    slow: bool = False
+    """Whether threads took longer the last time they shared a pass."""
     busy_until: float = 0.0
     """When threads may share a pass again."""
 
@@ -53,15 +64,10 @@ def encode_alone(passes: Sequence[Pass]) -> list[Tensor]:
         found = _shared(passes)
         if found is not None:
             return found
-    workers = min(threads, len(passes))
-    if workers < 2 or not overlap:
+    if min(threads, len(passes)) < 2 or not overlap:
         with one_thread():
             return [function(given) for function, given in passes]
-    try:
-        with ThreadPoolExecutor(workers, initializer=_start_worker) as pool:
-            return list(pool.map(_alone, passes))
-    finally:
-        torch.set_num_threads(torch.get_num_threads())  # the workers set the number for threads to come
+    return list(_threads(threads).map(_alone, passes))
 
 
 def _without_batchnorm(passes: Sequence[Pass]) -> list[Pass]:
@@ -73,9 +79,21 @@ def _without_batchnorm(passes: Sequence[Pass]) -> list[Pass]:
     return [(folded[function], given) for function, given in passes]
 
 
-def _start_worker() -> None:
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Threads that compute by one thread each."""
+    if count not in _pools:
+        started = Barrier(count)
+        pool = ThreadPoolExecutor(count, "pass", _start_worker, (started,))
+        list(pool.map(torch.is_tensor, range(count)))
+        torch.set_num_threads(torch.get_num_threads())  # the workers set the number for threads to come
+        _pools[count] = pool
+    return _pools[count]
+
+
+def _start_worker(started: Barrier) -> None:
     torch.get_num_threads()  # torch sets the number on its first use in a thread, and would do so later
     torch.set_num_threads(1)
+    started.wait()
 
 
 @torch.no_grad()
@@ -93,9 +111,11 @@ def _shared(passes: Sequence[Pass]) -> list[Tensor] | None:
         return None
     found = [function(given) for function, given in passes]
     seconds = time.monotonic() - started
-    if seconds > sum(trial.seconds for trial in known):
-        for trial in known:
+    slow = seconds > SLOWER * sum(trial.seconds for trial in known)
+    for trial in known:
+        if slow and trial.slow:  # once may be chance
             trial.busy_until = started + PAUSE * seconds
+        trial.slow = slow
     return found
 
 
@@ -110,8 +130,9 @@ def _trial(function: Callable[[Any], Tensor], given: Any) -> Trial | None:
         trial = random_like(given)
         together = function(trial)
         with one_thread():
+            alone = function(trial)  # the first pass of a shape is slow
             started = time.monotonic()
-            alone = function(trial)
+            function(trial)
         trials[key] = Trial(torch.equal(together, alone), time.monotonic() - started)
     return trials[key]
 
