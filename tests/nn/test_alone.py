@@ -1,5 +1,6 @@
 """Passes of a backbone one by one: every number of threads gives the bits of one thread."""
 
+import os
 import threading
 
 import pytest
@@ -38,7 +39,67 @@ def test_many_passes_have_a_thread_each():
     found = alone.encode_alone([(module, torch.full((1,), float(i))) for i in range(9)])
     assert [float(value) for value in found] == list(range(1, 10))
     assert {(count, grad) for _, count, grad in module.seen} == {(1, False)}
+    before = {thread for thread, _, _ in module.seen}
+    alone.encode_alone([(module, torch.ones(1)) for _ in range(9)])
+    assert len(before | {thread for thread, _, _ in module.seen}) <= 4
     assert threading.get_ident() not in {thread for thread, _, _ in module.seen}
+
+
+def test_passes_overlap():
+    class Meets(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.both = threading.Barrier(2)
+
+        def forward(self, x):
+            self.both.wait(timeout=60)
+            return x
+
+    assert len(alone.encode_alone([(Meets().eval(), torch.ones(1))] * 4)) == 4
+
+
+def test_threads_that_cannot_start_do_not_keep_the_process(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def refuse(thread):
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    alone._pools.clear()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        alone.encode_alone([(Watched(), torch.ones(1)) for _ in range(4)])
+    for thread in started:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    monkeypatch.undo()
+    assert not alone._pools
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    alone.encode_alone([(Watched(), torch.ones(1)) for _ in range(4)])
+    child = os.fork()
+    if child == 0:
+        os._exit(len(alone._pools))
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_autocast_of_the_caller_changes_no_bit():
+    class Rounds(nn.Module):
+        def forward(self, x):
+            return x @ x
+
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        for count in (1, 5):
+            assert torch.equal(alone.encode_alone([(Rounds(), x)] * count)[0], plain(x))
+
+
+def plain(x):
+    with torch.autocast("cpu", enabled=False):
+        return x @ x
 
 
 def test_a_pass_that_fails_leaves_the_number_of_threads_to_threads_to_come():
@@ -46,6 +107,7 @@ def test_a_pass_that_fails_leaves_the_number_of_threads_to_threads_to_come():
         def forward(self, x):
             raise ValueError("no such image")
 
+    alone._pools.clear()
     with pytest.raises(ValueError, match="no such image"):
         alone.encode_alone([(Fails(), torch.ones(1)) for _ in range(9)])
     seen = []
@@ -68,7 +130,8 @@ def test_few_passes_share_the_threads_where_a_trial_gives_the_same_bits():
         assert [count for _, count, _ in module.seen] == [4, 1, 1, threads, threads]
 
 
-def test_beside_busy_processes_one_thread_computes_for_a_while(monkeypatch):
+@pytest.mark.parametrize("passes", [1, 2])
+def test_beside_busy_processes_one_thread_computes_for_a_while(monkeypatch, passes):
     now = [0.0]
     monkeypatch.setattr(alone.time, "monotonic", lambda: now[0])
 
@@ -78,16 +141,16 @@ def test_beside_busy_processes_one_thread_computes_for_a_while(monkeypatch):
             return super().forward(x)
 
     module = Waits()
-    module.together = 0.5
-    for together in (0.5, 20, 0.5, 20, 20, 20):
+
+    def threads(together):
         module.together = together
-        alone.encode_alone([(module, torch.ones(1))])
-    assert [count for _, count, _ in module.seen] == [4, 1, 1, 4, 4, 4, 4, 4, 1]
+        alone.encode_alone([(module, torch.ones(1))] * passes)
+        return module.seen[-1][1]
+
+    assert [threads(0.5), threads(20), threads(0.5), threads(1.4), threads(1.4)] == [4] * 5
+    assert [threads(20), threads(1.6), threads(20)] == [4, 4, 1]
     now[0] += alone.PAUSE * 20
-    module.together = 0.5
-    for _ in range(2):
-        alone.encode_alone([(module, torch.ones(1))])
-    assert [count for _, count, _ in module.seen][-2:] == [4, 4]
+    assert [threads(0.5), threads(0.5)] == [4, 4]
 
 
 def test_texts_are_not_tried_and_have_one_thread():

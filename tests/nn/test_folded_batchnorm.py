@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import weakref
 
 import pytest
 import timm
@@ -38,8 +39,9 @@ def with_statistics(network):
 
 
 def small(*after):
-    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2, bias=False)
-    return with_statistics(nn.Sequential(*layers, nn.BatchNorm2d(8), *after, nn.Flatten()))
+    first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.LeakyReLU(0.0)
+    second = nn.Conv2d(8, 8, 3, groups=2, bias=False), nn.BatchNorm2d(8)
+    return with_statistics(nn.Sequential(*first, *second, *after, nn.Flatten()))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,10 @@ def a_hook(network):
     network[0].register_forward_hook(lambda _module, _inputs, output: output + 1)
 
 
+def one_filter(network):
+    network[3].weight.data[1].mul_(50)
+
+
 def one_element(network):
     network[0].weight[0, 0, 0, 1] += 5
 
@@ -232,6 +238,9 @@ def other_module(network):
         pytest.param(a_buffer_of_inference_mode, id="a buffer of inference mode"),
         pytest.param(lambda network: setattr(network[1], "eps", 1.0), id="eps"),
         pytest.param(a_hook, id="a hook"),
+        pytest.param(one_filter, id="a filter's data in place"),
+        pytest.param(lambda network: setattr(network[2], "negative_slope", 0.9), id="an attribute"),
+        pytest.param(lambda network: setattr(network[1], "forward", torch.zeros_like), id="forward"),
         pytest.param(one_element, id="one element"),
         pytest.param(lambda network: setattr(network[3].weight, "data", torch.ones(8, 4, 3, 3)), id="data"),
     ],
@@ -268,6 +277,68 @@ def test_a_network_that_is_not_finite_is_tried_once():
     (tried,) = network.__dict__[KEY].values()
     fold(network)
     assert [*network.__dict__[KEY].values()] == [tried]
+
+
+class InPlace(nn.Module):
+    """Something changes the maps on the way to batch norm; not the maps of random pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        nn.init.constant_(self.conv.bias, 3.0)
+        self.conv.weight.data.mul_(0.1)
+
+    def forward(self, x):
+        return self.norm(self.conv(x).relu_()).flatten(1)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_maps_that_change_in_place_on_the_way_are_not_folded(inference):
+    network = with_statistics(InPlace())
+    with torch.inference_mode(inference), torch.no_grad():
+        assert fold(network) is network
+
+
+@torch.no_grad()
+def test_weights_of_the_network_are_never_touched():
+    network = small()
+    network.__dict__["stem"] = network[0]
+    weight = network[0].weight
+    made = fold(network)
+    assert network[0].weight is weight
+    assert not norms(made)
+    torch.testing.assert_close(made(IMAGES), network(IMAGES), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_an_input_that_fails_leaves_nothing():
+    network = small()
+    assert fold(network, torch.zeros(1, 4, 32, 32)) is network
+    assert fold(network) is not network
+
+
+@torch.no_grad()
+def test_tensors_that_are_expanded_or_empty_are_no_obstacle():
+    network = small()
+    network.register_buffer("wide", torch.zeros(1).expand(1000))
+    network.register_buffer("none", torch.zeros(0))
+    assert fold(network) is not network
+    bare = nn.Sequential(nn.BatchNorm2d(3, affine=False, track_running_stats=False), nn.Flatten()).eval()
+    assert fold(bare) is bare
+
+
+@torch.no_grad()
+def test_a_network_that_is_dropped_is_freed_at_once():
+    gc.collect()
+    gc.disable()
+    try:
+        network = nn.Sequential(small())
+        fold(network)
+        gone = weakref.ref(network)
+        del network
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @torch.no_grad()
@@ -390,15 +461,15 @@ def test_copies_and_pickles_of_a_network_have_no_folded_copy():
         torch.testing.assert_close(fold(other)(IMAGES), other(IMAGES), rtol=1e-4, atol=1e-4)
 
 
-def test_passes_of_one_call_share_their_folded_weights():
+def test_passes_of_one_backbone_share_their_folded_weights():
     backbone = create_backbone("torchvision:resnet18", weights=None, image_size=32).eval()
     pixels = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     plain = encode_alone([(backbone, backbone.preprocessing.normalize(pixels))])[0]
     encoder = CopyEncoder(backbone, backbone.preprocessing, "hflip+crop", Statistics(2))
     assert torch.equal(encoder.encode(pixels)[0], plain)
-    owners = [method.__self__ for method in encoder._alone.values()]
-    (folded,) = [kept for owner in owners for kept in vars(owner).get(KEY, {}).values()]
-    copies = folded.functions
-    assert len({next(made.__self__.parameters()).data_ptr() for made in copies.values()}) == 1
-    assert len(copies) == 3
-    assert all(made != function for function, made in copies.items())
+    _, methods = encoder._alone
+    (folded,) = [kept for method in methods for kept in vars(method.__self__).get(KEY, {}).values()]
+    (before,) = vars(backbone)[KEY].values()
+    networks = [getattr(made, "__self__", made) for made in (*folded.functions, *before.functions)]
+    assert len({next(network.parameters()).data_ptr() for network in networks}) == 1
+    assert len(networks) == 4

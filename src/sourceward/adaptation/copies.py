@@ -113,7 +113,7 @@ class CopyEncoder(nn.Module):
         for name, values in (("mean", preprocessing.mean), ("std", preprocessing.std)):
             self.register_buffer(name, torch.tensor(values, device=device).view(-1, 1, 1), persistent=False)
         self.given = backbone, preprocessing, statistics  # a tuple, so that modules are not listed twice
-        self._alone: dict[str, Callable[[Tensor], Tensor]] | None = None
+        self._alone: tuple[nn.Module, list[Callable[[Tensor], Tensor]]] | None = None
         self.first, self.backbone = backbone if self.apart else None, backbone
         if toward:
             assert statistics.feature_statistics is not None
@@ -142,7 +142,7 @@ class CopyEncoder(nn.Module):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Features (copies, n, dim) of any number of images, some at a time; bfloat16 inside on CUDA.
+        """Features (copies, n, dim) of any number of images; on CUDA some at a time, and bfloat16 inside.
 
         Args:
             images: uint8 (n, 3, h, w).
@@ -160,14 +160,14 @@ class CopyEncoder(nn.Module):
         """Features (copies, n, dim), each copy alone in its pass, and the copies of `adain` in one: the bits
         of a feature do not depend on the other transforms."""
         backbone, preprocessing, statistics = self.given
-        if self._alone is None:
-            self._alone = {
-                name: CopyEncoder(_inner(backbone), preprocessing, name, statistics, plain=not name)._each
-                for name in dict.fromkeys(self.names)
-            }
-        passes = [(own, image) for image in images.split(1) for own in self._alone.values()]
-        found, each = encode_alone(passes), len(self._alone)
-        together = [torch.cat(found[i : i + each]) for i in range(0, len(found), each)]
+        inner = _inner(backbone)
+        if self._alone is None or self._alone[0] is not inner:
+            names = dict.fromkeys(self.names)
+            each = [CopyEncoder(inner, preprocessing, name, statistics, not name)._each for name in names]
+            self._alone = inner, each
+        passes = [(own, image) for image in images.split(1) for own in self._alone[1]]
+        found, count = encode_alone(passes), len(self._alone[1])
+        together = [torch.cat(found[i : i + count]) for i in range(0, len(found), count)]
         feature = torch.stack(together, 1).float()
         return backbone.project(feature) if isinstance(backbone, Projected) else feature
 

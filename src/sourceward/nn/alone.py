@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from sourceward._util.threads import available_cores, one_thread
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.backbones.backbone import SEVERAL
-from sourceward.nn.folded_batchnorm import TRIALS, fold_batchnorm, random_like
+from sourceward.nn.folded_batchnorm import TRIALS, Kept, fold_batchnorm, random_like
 
 Pass = tuple[Callable[[Any], Tensor], Any]
 """A module, or a bound method of one, and its input."""
@@ -54,6 +54,7 @@ class Trial:
     """When threads may share a pass again."""
 
 
+@torch.autocast("cpu", enabled=False)  # the workers have none
 @torch.no_grad()
 def encode_alone(passes: Sequence[Pass]) -> list[Tensor]:
     """The output of each pass, without gradients, whatever the number of threads."""
@@ -84,8 +85,13 @@ def _threads(count: int) -> ThreadPoolExecutor:
     if count not in _pools:
         started = Barrier(count)
         pool = ThreadPoolExecutor(count, "pass", _start_worker, (started,))
-        list(pool.map(torch.is_tensor, range(count)))
-        torch.set_num_threads(torch.get_num_threads())  # the workers set the number for threads to come
+        try:
+            list(pool.map(torch.is_tensor, range(count)))
+        except BaseException:
+            started.abort()  # those that did start end, and so can the process
+            raise
+        finally:
+            torch.set_num_threads(torch.get_num_threads())  # the workers set the number for threads to come
         _pools[count] = pool
     return _pools[count]
 
@@ -112,7 +118,7 @@ def _shared(passes: Sequence[Pass]) -> list[Tensor] | None:
     found = [function(given) for function, given in passes]
     seconds = time.monotonic() - started
     slow = seconds > SLOWER * sum(trial.seconds for trial in known)
-    for trial in known:
+    for trial in {id(trial): trial for trial in known}.values():
         if slow and trial.slow:  # once may be chance
             trial.busy_until = started + PAUSE * seconds
         trial.slow = slow
@@ -124,8 +130,8 @@ def _trial(function: Callable[[Any], Tensor], given: Any) -> Trial | None:
     owner = _owner(function)
     if not isinstance(given, Tensor) or owner is None:
         return None
-    trials = owner.__dict__.setdefault(TRIALS, {})
-    key = (getattr(function, "__name__", ""), tuple(given.shape), torch.get_num_threads())
+    trials = owner.__dict__.setdefault(TRIALS, Kept())
+    key = (getattr(function, "__name__", ""), tuple(given.shape), given.dtype, torch.get_num_threads())
     if key not in trials:
         trial = random_like(given)
         together = function(trial)

@@ -6,6 +6,7 @@ network changes.
 """
 
 import copy
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
@@ -17,11 +18,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 Function = Callable[[Any], Tensor]
 """A module, or a bound method of one."""
-Tensors = dict[tuple[Any, ...], tuple[Tensor, Tensor]]
-"""Folded weight and bias, by what they were made of: networks that share tensors go on sharing them."""
 
 KEY = "_folded_batchnorm"
-"""Where a module keeps its copies."""
+"""Where a module keeps its copies, and the weight of a convolution its folded one."""
 TRIALS = "_trials"
 """Where a module keeps the results of trials, see `nn.alone`: a copy has other kernels."""
 FOLDABLE = ("BatchNorm2d", "BatchNormAct2d")
@@ -31,9 +30,10 @@ TOLERANCE = 1e-3
 COPIED = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
 """Attributes of a module that the copy has of its own."""
 SAMPLES = 32
-"""Elements of each tensor that are compared before a copy is used."""
+"""Elements of each tensor, at least, that are compared before a copy is used."""
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def fold_batchnorm(passes: Mapping[Function, Any]) -> dict[Function, Function]:
     """The same functions of copies without batch norm; each itself where there is none to fold.
@@ -41,62 +41,59 @@ def fold_batchnorm(passes: Mapping[Function, Any]) -> dict[Function, Function]:
     Args:
         passes: functions in eval mode, on a CPU, which may share modules, with an input of each.
     """
-    functions = tuple(passes)
-    kept = _owner(functions[0]).__dict__.setdefault(KEY, Kept())
-    copies = kept.get(functions)
+    key = tuple((id(_owner(function)), getattr(function, "__name__", "")) for function in passes)
+    kept = _owner(next(iter(passes))).__dict__.setdefault(KEY, Kept())
+    copies = kept.get(key)
     if copies is None or not copies.valid():
         if not all(isinstance(given, Tensor) and len(given) for given in passes.values()):
-            return dict(zip(functions, functions))
-        copies = kept[functions] = FoldedCopies(passes)
-    return copies.functions
+            return dict(zip(passes, passes))
+        try:
+            copies = kept[key] = FoldedCopies(passes)
+        except Exception:  # an input of another shape, say: its own pass tells
+            return dict(zip(passes, passes))
+    return {function: copied or function for function, copied in zip(passes, copies.functions)}
 
 
-class Kept(dict[tuple[Function, ...], "FoldedCopies"]):
-    """Copies of a module, by functions. A module that is copied or pickled has none."""
+class Kept(dict[Any, Any]):
+    """What a module keeps of passes on this machine. One that is copied or pickled has none."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Kept, ()
 
 
 class FoldedCopies:
-    """Copies of functions, each made by itself, and what they were made of.
+    """Copies of functions, each made by itself, and what they were made of. It holds no reference to the
+    owners of the functions, which hold it.
 
     Args:
         passes: functions, with an input of each.
     """
 
     def __init__(self, passes: Mapping[Function, Tensor]) -> None:
-        self.functions: dict[Function, Function] = dict(zip(passes, passes))
+        self.functions: list[Function | None] = [None] * len(passes)
         network = nn.ModuleList(dict.fromkeys(map(_owner, passes)))
-        self._norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
-        if not self._norms:
-            return
-        self._state = State(network, self._norms)
-        if self._state.hooked() or any(norm.training for norm in self._norms):
-            return
-        tensors: Tensors = {}
-        for function, given in passes.items():
-            try:
-                self.functions[function] = _folded(function, random_like(given), tensors)
-            except Exception:  # it cannot be copied, or does not take maps with channels last
-                continue
+        norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+        self._state = State(list(network.modules())[1:], norms) if norms else None
+        if self._state is not None and not self._state.hooked() and not any(norm.training for norm in norms):
+            self.functions = [_folded(function, random_like(given)) for function, given in passes.items()]
 
     def valid(self) -> bool:
-        return not self._norms or self._state.unchanged()
+        return self._state is None or self._state.unchanged()
 
 
 class State:
-    """All that copies depend on. Fused optimizers do not count their changes to a tensor, and nobody counts
-    those to `.data`, so some elements of each tensor are compared, too.
+    """What copies depend on. Fused optimizers do not count their changes to a tensor, and nobody counts those
+    to `.data`, so some elements of each tensor are compared, too, of a weight one for each output at least.
 
     Args:
-        network: all modules.
+        modules: all of them.
         norms: batch norm among them.
     """
 
-    def __init__(self, network: nn.Module, norms: Sequence[Any]) -> None:
-        self._modules, self._norms = list(network.modules()), norms
-        self._tables = [t for m in self._modules for t in (m._modules, m._parameters, m._buffers)]
+    def __init__(self, modules: Sequence[nn.Module], norms: Sequence[Any]) -> None:
+        self._refs, self._norms = [weakref.ref(module) for module in modules], norms
+        self._leaves = [vars(module) for module in modules if not module._modules]
+        self._tables = [t for m in modules for t in (m._modules, m._parameters, m._buffers)] + self._leaves
         self._entries = self._values()
         self._tensors = list({id(value): value for value in self._entries if torch.is_tensor(value)}.values())
         self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
@@ -115,7 +112,11 @@ class State:
         )
 
     def hooked(self) -> bool:
-        return any(module._forward_hooks or module._forward_pre_hooks for module in self._modules)
+        """Whether something reads or changes what modules compute."""
+        return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in self._modules())
+
+    def _modules(self) -> list[Any]:
+        return [module for ref in self._refs if (module := ref()) is not None]
 
     def _values(self) -> list[Any]:
         return [value for table in self._tables for value in table.values()]
@@ -124,20 +125,21 @@ class State:
         return (
             [tensor._version for tensor in self._counted],
             [tensor.data_ptr() for tensor in self._tensors],
-            [module.training for module in self._modules],
+            [module.training for module in self._modules()],
             [norm.eps for norm in self._norms],
             [self.hooked()],
         )
 
     def _sampled(self) -> Tensor:
-        return torch.cat(self._samples).view(torch.uint8)  # bits, so that NaN equals itself
+        none = torch.zeros(0, dtype=torch.uint8)
+        return torch.cat([none, *self._samples]).view(torch.uint8)  # bits, so that NaN equals itself
 
 
 def _samples(tensor: Tensor) -> Tensor:
     """Elements in the memory of the tensor, at equal distances."""
     there = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     elements = min(tensor.numel(), there)  # rows of an expanded tensor are one in memory
-    step = -(-elements // SAMPLES)
+    step = -(-elements // max(SAMPLES, len(tensor) if tensor.dim() else 1))
     return tensor.detach().as_strided((elements // step,), (step,))
 
 
@@ -145,10 +147,12 @@ def skeleton(module: nn.Module) -> nn.Module:
     """A copy of the modules alone: tensors and all other attributes are shared."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     for part in module.modules():
-        memo |= {id(value): value for name, value in vars(part).items() if name not in COPIED}
+        others = [value for name, value in list(vars(part).items()) if name not in COPIED]
+        memo |= {id(value): value for value in others if not isinstance(value, nn.Module)}
     made = copy.deepcopy(module, memo)
     for part in made.modules():
-        part.__dict__.pop(TRIALS, None)
+        for name in (KEY, TRIALS):
+            part.__dict__.pop(name, None)
     return made
 
 
@@ -158,42 +162,43 @@ def random_like(given: Tensor) -> Tensor:
     return pixels if given.dtype == torch.uint8 else (pixels / 128 - 1).to(given.dtype)
 
 
-def _folded(function: Function, given: Tensor, tensors: Tensors) -> Function:
-    """The function of a copy without batch norm; itself if there is none to fold, or the outputs differ."""
-    owner = _owner(function)
-    made = skeleton(owner)
-    copied: Function = made if function is owner else getattr(made, function.__name__)
-    pairs = _pairs(made, lambda: copied(given))
-    folded = {norm: _fold(convolution, norm, tensors) for convolution, norm in pairs}
-    for part in list(made.modules()):
-        part._modules.update({name: folded[m] for name, m in part._modules.items() if m in folded})
+def _folded(function: Function, given: Tensor) -> Function | None:
+    """The function of a copy without batch norm; None if there is none to fold, or the outputs differ."""
     expected = function(given)
-    difference, largest = ((copied(given) - expected).abs().max(), expected.abs().max())
+    try:
+        owner = _owner(function)
+        made = skeleton(owner)
+        copied: Function = made if function is owner else getattr(made, function.__name__)
+        folded = {norm: _fold(convolution, norm) for convolution, norm in _pairs(made, lambda: copied(given))}
+        for part in list(made.modules()):
+            part._modules.update({name: folded[m] for name, m in part._modules.items() if m in folded})
+        difference, largest = (copied(given) - expected).abs().max(), expected.abs().max()
+    except Exception:  # it cannot be copied, or does not take maps with channels last
+        return None
     agree = 0 < largest < float("inf") and difference <= TOLERANCE * largest
-    return copied if folded and agree else function
+    return copied if folded and agree else None
 
 
-def _fold(convolution: nn.Conv2d, norm: Any, tensors: Tensors) -> nn.Module:
+def _fold(convolution: nn.Conv2d, norm: Any) -> nn.Module:
     """Make batch norm part of a convolution; what remains of it is its activation, if it has one."""
-    key = (*map(id, (convolution.weight, convolution.bias, *_statistics(norm))), norm.eps)
-    if key not in tensors:
-        tensors[key] = _folded_tensors(convolution, norm)
     own: dict[str, Any] = convolution._parameters
-    own["weight"], own["bias"] = tensors[key]
+    own["weight"], own["bias"] = _folded_tensors(convolution, norm)
     return nn.Sequential(norm.drop, norm.act) if hasattr(norm, "act") else nn.Identity()
 
 
 def _pairs(network: nn.Module, run: Callable[[], Any]) -> list[tuple[nn.Conv2d, nn.Module]]:
     """Convolutions whose output one batch norm reads, which reads no other."""
-    outputs: dict[int, tuple[nn.Conv2d, Tensor]] = {}
+    outputs: dict[int, tuple[nn.Conv2d, Tensor, int]] = {}
     pairs: dict[tuple[nn.Conv2d, nn.Module], None] = {}
 
     def after(convolution: Any, _inputs: Any, output: Tensor) -> None:
-        outputs[id(output)] = convolution, output  # the tensor is kept, so that no other gets its id
+        # The tensor is kept, so that no other gets its id; its version changes with what is done in place.
+        outputs[id(output)] = convolution, output, output._version
 
     def before(norm: nn.Module, given: tuple[Tensor, ...]) -> None:
-        if id(given[0]) in outputs:
-            pairs[outputs[id(given[0])][0], norm] = None
+        convolution, _, version = outputs.get(id(given[0]), (None, None, -1))
+        if convolution is not None and version == given[0]._version:
+            pairs[convolution, norm] = None
 
     hooks = []
     for part in network.modules():
@@ -208,8 +213,14 @@ def _pairs(network: nn.Module, run: Callable[[], Any]) -> list[tuple[nn.Conv2d, 
     return [pair for pair in pairs if convolutions[pair[0]] == 1 == norms[pair[1]]]
 
 
-def _statistics(norm: Any) -> tuple[Tensor | None, ...]:
-    return norm.running_mean, norm.running_var, norm.weight, norm.bias
+class FoldedWeight:
+    """The folded weight of a convolution, kept by its weight for all copies. One that is pickled has none."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
 
 def _folded_tensors(convolution: nn.Conv2d, norm: Any) -> tuple[Tensor, Tensor]:
@@ -219,7 +230,11 @@ def _folded_tensors(convolution: nn.Conv2d, norm: Any) -> tuple[Tensor, Tensor]:
     own = 0 if convolution.bias is None else convolution.bias
     bias = (own - mean) * factor + (0 if norm.bias is None else norm.bias)
     weight = (convolution.weight * factor[:, None, None, None]).to(convolution.weight.dtype)
-    return weight.contiguous(memory_format=torch.channels_last), bias.to(weight.dtype)
+    kept: FoldedWeight | None = getattr(convolution.weight, KEY, None)
+    if kept is None or not torch.equal(kept.weight, weight):
+        kept = FoldedWeight(weight.contiguous(memory_format=torch.channels_last))
+        setattr(convolution.weight, KEY, kept)
+    return kept.weight, bias.to(weight.dtype)
 
 
 def _owner(function: Any) -> nn.Module:
