@@ -160,13 +160,15 @@ class CopyEncoder(nn.Module):
         """Features (copies, n, dim), each copy alone in its pass, and the copies of `adain` in one: the bits
         of a feature do not depend on the other transforms."""
         backbone, preprocessing, statistics = self.given
-        inner = _inner(backbone)
-        if self._alone is None or self._alone[0] is not inner:
+        inner, alone = _inner(backbone), self._alone
+        if alone is None or alone[0] is not inner:
             names = dict.fromkeys(self.names)
-            each = [CopyEncoder(inner, preprocessing, name, statistics, not name)._each for name in names]
-            self._alone = inner, each
-        passes = [(own, image) for image in images.split(1) for own in self._alone[1]]
-        found, count = encode_alone(passes), len(self._alone[1])
+            each: list[Callable[[Tensor], Tensor]] = [
+                CopyEncoder(inner, preprocessing, name, statistics, not name)._each for name in names
+            ]
+            self._alone = alone = inner, each
+        passes = [(own, image) for image in images.split(1) for own in alone[1]]
+        found, count = encode_alone(passes), len(alone[1])
         together = [torch.cat(found[i : i + count]) for i in range(0, len(found), count)]
         feature = torch.stack(together, 1).float()
         return backbone.project(feature) if isinstance(backbone, Projected) else feature
