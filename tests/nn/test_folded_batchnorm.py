@@ -14,7 +14,15 @@ from torch import nn
 from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.nn.alone import encode_alone
 from sourceward.nn.backbones import create_backbone
-from sourceward.nn.folded_batchnorm import KEY, TRIALS, FoldedCopies, Kept, fold_batchnorm
+from sourceward.nn.folded_batchnorm import (
+    KEY,
+    ORDERS,
+    TRIALS,
+    FoldedCopies,
+    Kept,
+    ReorderedConv2d,
+    fold_batchnorm,
+)
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -389,6 +397,51 @@ def test_a_copy_has_no_hooks_no_trials_and_weights_with_channels_last():
     assert not network[0]._forward_hooks
 
 
+def padded(padding, mode="zeros"):
+    return with_statistics(nn.Sequential(nn.Conv2d(3, 8, 3, 1, padding, 1, 1, True, mode), nn.BatchNorm2d(8)))
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+@pytest.mark.parametrize(
+    ("network", "reordered"),
+    [
+        pytest.param(small, True, id="no padding"),
+        pytest.param(lambda: padded(2), True, id="padding"),
+        pytest.param(lambda: small().double(), False, id="float64"),
+        pytest.param(lambda: padded("same"), False, id="padding by name"),
+        pytest.param(lambda: padded(1, "reflect"), False, id="reflection"),
+    ],
+)
+@torch.no_grad()
+def test_weights_have_the_order_of_the_kernels(network, reordered):
+    network = network()
+    images = IMAGES.to(network[0].weight.dtype)
+    convolution = fold(network, images)[0]
+    assert isinstance(convolution, ReorderedConv2d) == reordered
+    expected = convolution._conv_forward(images, convolution.weight, convolution.bias)
+    torch.testing.assert_close(convolution(images), expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_few_orders_of_a_weight_are_kept():
+    network = small()
+    made = fold(network)
+    for size in range(8, 8 + 2 * ORDERS):
+        images = torch.randn(1, 3, size, size)
+        torch.testing.assert_close(made[:-1](images), network[:-1](images), rtol=1e-4, atol=1e-4)
+        assert len(network[0].weight.__dict__[KEY]._reordered) <= ORDERS
+
+
+@torch.no_grad()
+def test_bits_do_not_depend_on_the_size_that_came_first():
+    large = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    first, second = (with_statistics(torchvision.models.mobilenet_v2()) for _ in range(2))
+    second.load_state_dict(first.state_dict())
+    fold(first, IMAGES), fold(second, large)
+    for images in (IMAGES, large):
+        assert torch.equal(fold(first)(images), fold(second)(images))
+
+
 class Chain(nn.Module):
     """Maps that nobody keeps, so that the next may have their place in memory."""
 
@@ -471,5 +524,5 @@ def test_passes_of_one_backbone_share_their_folded_weights():
     (folded,) = [kept for method in methods for kept in vars(method.__self__).get(KEY, {}).values()]
     (before,) = vars(backbone)[KEY].values()
     networks = [getattr(made, "__self__", made) for made in (*folded.functions, *before.functions)]
-    assert len({next(network.parameters()).data_ptr() for network in networks}) == 1
+    assert len({id(next(network.parameters())) for network in networks}) == 1
     assert len(networks) == 4

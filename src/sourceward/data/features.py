@@ -248,7 +248,7 @@ def _alone(file: Path) -> Iterator[None]:
         lock.release()
 
 
-KERNELS = 4
+KERNELS = 5
 """Raise it when the bits of features change, so that no older ones are read from the cache."""
 
 

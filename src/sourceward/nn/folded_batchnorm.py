@@ -1,8 +1,9 @@
 """Copies of networks for passes on a CPU: batch norm is part of the convolution before it, channels are last.
 
-At inference batch norm multiplies and shifts each channel by constants, which a convolution can do itself. A
-copy shares everything with its network but the weights of these convolutions, and is made again when the
-network changes.
+At inference batch norm multiplies and shifts each channel by constants, which a convolution can do itself.
+Kernels of oneDNN read weights in an order of their own, into which torch brings them in every pass; a copy
+holds them in that order. It shares everything with its network but the weights of these convolutions, and is
+made again when the network changes.
 """
 
 import copy
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from sourceward.nn.backbones.pointwise import Pointwise
 
 Function = Callable[[Any], Tensor]
 """A module, or a bound method of one."""
@@ -29,6 +32,8 @@ TOLERANCE = 1e-3
 """Largest difference between the outputs of copy and network, relative to the largest output."""
 COPIED = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
 """Attributes of a module that the copy has of its own."""
+ORDERS = 4
+"""Orders of a weight that are kept: those for images, for smaller copies, and for one or several threads."""
 SAMPLES = 32
 """Elements of each tensor, at least, that are compared before a copy is used."""
 
@@ -179,10 +184,18 @@ def _folded(function: Function, given: Tensor) -> Function | None:
     return copied if folded and agree else None
 
 
-def _fold(convolution: nn.Conv2d, norm: Any) -> nn.Module:
+def _fold(convolution: Any, norm: Any) -> nn.Module:
     """Make batch norm part of a convolution; what remains of it is its activation, if it has one."""
+    weight, bias = _folded_tensors(convolution, norm)
+    kept: FoldedWeight | None = getattr(convolution.weight, KEY, None)
+    if kept is None or not torch.equal(kept.weight, weight):
+        kept = FoldedWeight(weight)
+        setattr(convolution.weight, KEY, kept)
     own: dict[str, Any] = convolution._parameters
-    own["weight"], own["bias"] = _folded_tensors(convolution, norm)
+    own["weight"], own["bias"] = kept.weight, bias
+    if _can_reorder(convolution):
+        convolution.__class__ = ReorderedConv2d
+        convolution.folded = kept
     return nn.Sequential(norm.drop, norm.act) if hasattr(norm, "act") else nn.Identity()
 
 
@@ -214,13 +227,51 @@ def _pairs(network: nn.Module, run: Callable[[], Any]) -> list[tuple[nn.Conv2d, 
 
 
 class FoldedWeight:
-    """The folded weight of a convolution, kept by its weight for all copies. One that is pickled has none."""
+    """The folded weight of a convolution, kept by its weight for all copies. One that is pickled has none.
+
+    Which order a kernel reads depends on the shape of the maps and on the number of threads.
+    """
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
+        self._reordered: dict[Any, Tensor] = {}
+
+    def reordered(self, shape: torch.Size, settings: tuple[Any, ...]) -> Tensor:
+        """The weight in the order of the kernel for maps of this shape."""
+        key = shape, settings, torch.get_num_threads()
+        found = self._reordered.get(key)
+        if found is None:
+            reorder: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+            made = reorder(self.weight.to_mkldnn(), *settings, shape)
+            if len(self._reordered) >= ORDERS:
+                self._reordered.clear()
+            self._reordered[key] = found = made
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
+
+
+class ReorderedConv2d(nn.Conv2d):
+    """`nn.Conv2d` by oneDNN, with a weight in the order that its kernels read."""
+
+    folded: FoldedWeight
+
+    def forward(self, maps: Tensor) -> Tensor:
+        settings = self.padding, self.stride, self.dilation, self.groups
+        weight = self.folded.reordered(maps.shape, settings)
+        return torch.ops.mkldnn._convolution_pointwise(maps, weight, self.bias, *settings, "none", [], "")
+
+
+def _can_reorder(convolution: nn.Conv2d) -> bool:
+    return (
+        type(convolution) in (nn.Conv2d, Pointwise)
+        and convolution.padding_mode == "zeros"
+        and not isinstance(convolution.padding, str)
+        and convolution.weight.dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    )
 
 
 def _folded_tensors(convolution: nn.Conv2d, norm: Any) -> tuple[Tensor, Tensor]:
@@ -230,11 +281,7 @@ def _folded_tensors(convolution: nn.Conv2d, norm: Any) -> tuple[Tensor, Tensor]:
     own = 0 if convolution.bias is None else convolution.bias
     bias = (own - mean) * factor + (0 if norm.bias is None else norm.bias)
     weight = (convolution.weight * factor[:, None, None, None]).to(convolution.weight.dtype)
-    kept: FoldedWeight | None = getattr(convolution.weight, KEY, None)
-    if kept is None or not torch.equal(kept.weight, weight):
-        kept = FoldedWeight(weight.contiguous(memory_format=torch.channels_last))
-        setattr(convolution.weight, KEY, kept)
-    return kept.weight, bias.to(weight.dtype)
+    return weight.contiguous(memory_format=torch.channels_last), bias.to(weight.dtype)
 
 
 def _owner(function: Any) -> nn.Module:
