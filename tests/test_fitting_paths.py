@@ -9,7 +9,7 @@ from sourceward.adaptation.copies import CopyEncoder
 from sourceward.data.features import extract_features
 from sourceward.fitting.checks import make_backbone
 from sourceward.model import captured, load
-from sourceward.nn.backbones import create_backbone
+from sourceward.nn.backbones import ImagePreprocessing, create_backbone
 from sourceward.training.configuration import FitSettings
 from sourceward.validation import crossfit
 from tests.tiny_runs import TINY, fit_tiny, four_domains, four_features
@@ -127,3 +127,11 @@ def test_a_backbone_that_reads_one_size_gets_large_copies(spec, scale):
     settings = FitSettings(copy_scale=0.5, image_size=size)
     backbone = make_backbone(four_domains(), spec, None, settings, True, 0)
     assert backbone.preprocessing.copy_scale == scale
+
+
+def test_a_backbone_keeps_the_size_of_its_copies_unless_a_setting_says_otherwise():
+    for own, setting, expected in ((0.5, None, 0.5), (0.5, 1.0, 1.0), (1.0, 0.5, 0.5)):
+        preprocessing = ImagePreprocessing((64, 64), copy_scale=own)
+        backbone = create_backbone("tiny:conv", weights=None, preprocessing=preprocessing)
+        made = make_backbone(four_domains(), backbone, None, FitSettings(copy_scale=setting), True, 0)
+        assert made.preprocessing.copy_scale == expected

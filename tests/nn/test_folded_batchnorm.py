@@ -21,6 +21,7 @@ from sourceward.nn.folded_batchnorm import (
     FoldedCopies,
     Kept,
     ReorderedConv2d,
+    State,
     fold_batchnorm,
 )
 
@@ -46,10 +47,17 @@ def with_statistics(network):
     return network.eval()
 
 
+class Scaled(nn.Sequential):
+    scale = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
 def small(*after):
     first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.LeakyReLU(0.0)
     second = nn.Conv2d(8, 8, 3, groups=2, bias=False), nn.BatchNorm2d(8)
-    return with_statistics(nn.Sequential(*first, *second, *after, nn.Flatten()))
+    return with_statistics(Scaled(*first, *second, *after, nn.Flatten()))
 
 
 @pytest.mark.parametrize(
@@ -220,6 +228,18 @@ def one_filter(network):
     network[3].weight.data[1].mul_(50)
 
 
+def one_input_channel(network):
+    network[3].weight.data[:, 2] = 0
+
+
+def numpy(network):
+    network[0].weight.detach().numpy()[:, 1] *= 40
+
+
+def attribute_of_a_parent(network):
+    network.scale = 3.0
+
+
 def one_element(network):
     network[0].weight[0, 0, 0, 1] += 5
 
@@ -250,6 +270,9 @@ def other_module(network):
         pytest.param(lambda network: setattr(network[2], "negative_slope", 0.9), id="an attribute"),
         pytest.param(lambda network: setattr(network[1], "forward", torch.zeros_like), id="forward"),
         pytest.param(one_element, id="one element"),
+        pytest.param(one_input_channel, id="an input channel's data in place"),
+        pytest.param(numpy, id="NumPy"),
+        pytest.param(attribute_of_a_parent, id="an attribute of a module with children"),
         pytest.param(lambda network: setattr(network[3].weight, "data", torch.ones(8, 4, 3, 3)), id="data"),
     ],
 )
@@ -422,6 +445,80 @@ def test_weights_have_the_order_of_the_kernels(network, reordered):
     torch.testing.assert_close(convolution(images), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("filters", [8, 24, 40, 64, 512])
+@torch.no_grad()
+def test_a_change_of_one_filter_or_of_one_input_channel_in_eight_is_seen(filters):
+    convolution = nn.Conv2d(64, filters, 3, bias=False)
+    network = with_statistics(nn.Sequential(convolution, nn.BatchNorm2d(filters)))
+    state = State([*network.modules()], [network[1]])
+    for index in [
+        *((filter,) for filter in range(filters)),
+        *((slice(None), slice(i, None, 8)) for i in range(8)),
+    ]:
+        before = convolution.weight[index].clone()
+        convolution.weight.data[index] += 1
+        assert not state.unchanged()
+        convolution.weight.data[index] = before
+        assert state.unchanged()
+
+
+class Tables(nn.Sequential):
+    """It has its table of modules under another name, too."""
+
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.layers = self._modules
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = layer(x)
+        return x
+
+
+@torch.no_grad()
+def test_a_table_of_the_network_is_never_shared():
+    network = with_statistics(Tables(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten()))
+    made = fold(network)
+    assert not norms(made)
+    assert len(norms(network)) == 1
+    assert isinstance(network[0].weight, nn.Parameter)
+
+
+class Remembers(nn.Module):
+    """It keeps something of each pass, or of the first one alone."""
+
+    def __init__(self, each):
+        super().__init__()
+        self.last, self.each = None, each
+
+    def forward(self, x):
+        if self.each or self.last is None:
+            self.last = x.shape
+        return x
+
+
+@torch.no_grad()
+def test_a_network_that_every_pass_changes_is_tried_once():
+    network = small(Remembers(each=True))
+    for _ in range(3):
+        assert fold(network)(IMAGES) is not None
+        assert fold(network) is network
+    (tried,) = network.__dict__[KEY].values()
+    fold(network)
+    assert [*network.__dict__[KEY].values()] == [tried]
+    once = small(Remembers(each=False))
+    assert fold(once) is not once
+
+
+@torch.no_grad()
+def test_parameters_of_a_folded_network_are_saved_as_before(tmp_path):
+    network = small()
+    fold(network)
+    torch.save(dict(network.named_parameters()), tmp_path / "weights.pt")
+    loaded = torch.load(tmp_path / "weights.pt", weights_only=True)
+    assert torch.equal(loaded["0.weight"], network[0].weight)
+
+
 @torch.no_grad()
 def test_few_orders_of_a_weight_are_kept():
     network = small()
@@ -429,7 +526,7 @@ def test_few_orders_of_a_weight_are_kept():
     for size in range(8, 8 + 2 * ORDERS):
         images = torch.randn(1, 3, size, size)
         torch.testing.assert_close(made[:-1](images), network[:-1](images), rtol=1e-4, atol=1e-4)
-        assert len(network[0].weight.__dict__[KEY]._reordered) <= ORDERS
+        assert 0 < len(made[0].folded._reordered) <= ORDERS
 
 
 @torch.no_grad()

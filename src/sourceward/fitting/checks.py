@@ -54,11 +54,10 @@ def make_backbone(
         backbone = create_backbone(spec, weights=weights, **options)  # type: ignore[arg-type]
     held = (settings.finetune if settings.recipe == "two-stage" else settings).freeze_batchnorm
     if isinstance(backbone.preprocessing, ImagePreprocessing):
-        own, crop = backbone.preprocessing.crop_fraction, settings.crop_fraction
-        crop = own if crop is None else crop
-        smaller = replace(backbone.preprocessing, crop_fraction=crop, copy_scale=settings.copy_scale)
-        scale = settings.copy_scale if reads(backbone, smaller.copy_size) else 1.0
-        backbone.preprocessing = replace(smaller, copy_scale=scale)
+        given: dict[str, Any] = {"crop_fraction": settings.crop_fraction, "copy_scale": settings.copy_scale}
+        given = {name: value for name, value in given.items() if value is not None}
+        found = replace(backbone.preprocessing, **given)
+        backbone.preprocessing = found if reads(backbone, found.copy_size) else replace(found, copy_scale=1.0)
     return backbone.freeze_batchnorm(not trains or held)
 
 

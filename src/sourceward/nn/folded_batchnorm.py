@@ -7,11 +7,12 @@ made again when the network changes.
 """
 
 import copy
-import weakref
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ Function = Callable[[Any], Tensor]
 """A module, or a bound method of one."""
 
 KEY = "_folded_batchnorm"
-"""Where a module keeps its copies, and the weight of a convolution its folded one."""
+"""Where a module keeps its copies."""
 TRIALS = "_trials"
 """Where a module keeps the results of trials, see `nn.alone`: a copy has other kernels."""
 FOLDABLE = ("BatchNorm2d", "BatchNormAct2d")
@@ -36,6 +37,11 @@ ORDERS = 4
 """Orders of a weight that are kept: those for images, for smaller copies, and for one or several threads."""
 SAMPLES = 32
 """Elements of each tensor, at least, that are compared before a copy is used."""
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""Multiples of this share of a row come to all parts of it."""
+
+_weights: WeakValueDictionary[int, "FoldedWeight"] = WeakValueDictionary()
+"""Folded weights of the copies that there are, by the id of the network's weight."""
 
 
 @torch.inference_mode(False)
@@ -76,14 +82,28 @@ class FoldedCopies:
 
     def __init__(self, passes: Mapping[Function, Tensor]) -> None:
         self.functions: list[Function | None] = [None] * len(passes)
-        network = nn.ModuleList(dict.fromkeys(map(_owner, passes)))
-        norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
-        self._state = State(list(network.modules())[1:], norms) if norms else None
-        if self._state is not None and not self._state.hooked() and not any(norm.training for norm in norms):
-            self.functions = [_folded(function, random_like(given)) for function, given in passes.items()]
+        self._state = _state_of(passes)
+        if self._state is None or not self._state.foldable():
+            return
+        trials = {function: random_like(given) for function, given in passes.items()}
+        for function, trial in trials.items():
+            function(trial)
+        self._state = _state_of(passes)  # with what the first pass leaves
+        functions = [_folded(function, trial) for function, trial in trials.items()]
+        if self.valid():
+            self.functions = functions
+        else:  # every pass leaves something
+            self._state = None
 
     def valid(self) -> bool:
         return self._state is None or self._state.unchanged()
+
+
+def _state_of(passes: Mapping[Function, Any]) -> "State | None":
+    """Of all modules; None where no batch norm is among them."""
+    modules = list(nn.ModuleList(dict.fromkeys(map(_owner, passes))).modules())[1:]
+    norms = [module for module in modules if isinstance(module, _BatchNorm)]
+    return State(modules, norms) if norms else None
 
 
 class State:
@@ -96,9 +116,8 @@ class State:
     """
 
     def __init__(self, modules: Sequence[nn.Module], norms: Sequence[Any]) -> None:
-        self._refs, self._norms = [weakref.ref(module) for module in modules], norms
-        self._leaves = [vars(module) for module in modules if not module._modules]
-        self._tables = [t for m in modules for t in (m._modules, m._parameters, m._buffers)] + self._leaves
+        self._refs, self._norms = [ref(module) for module in modules], norms
+        self._tables = [t for m in modules for t in (m._modules, m._parameters, m._buffers, vars(m))]
         self._entries = self._values()
         self._tensors = list({id(value): value for value in self._entries if torch.is_tensor(value)}.values())
         self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
@@ -116,15 +135,19 @@ class State:
             and torch.equal(self._sampled(), self._bits)
         )
 
-    def hooked(self) -> bool:
-        """Whether something reads or changes what modules compute."""
+    def foldable(self) -> bool:
+        """Whether batch norm is constant, and nothing reads or changes what modules compute."""
+        return not self._hooked() and not any(norm.training for norm in self._norms)
+
+    def _hooked(self) -> bool:
         return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in self._modules())
 
     def _modules(self) -> list[Any]:
-        return [module for ref in self._refs if (module := ref()) is not None]
+        return [module for one in self._refs if (module := one()) is not None]
 
     def _values(self) -> list[Any]:
-        return [value for table in self._tables for value in table.values()]
+        tables = self._tables
+        return [value for table in tables for name, value in table.items() if name not in (KEY, TRIALS)]
 
     def _numbers(self) -> tuple[list[Any], ...]:
         return (
@@ -132,7 +155,7 @@ class State:
             [tensor.data_ptr() for tensor in self._tensors],
             [module.training for module in self._modules()],
             [norm.eps for norm in self._norms],
-            [self.hooked()],
+            [self._hooked()],
         )
 
     def _sampled(self) -> Tensor:
@@ -141,11 +164,14 @@ class State:
 
 
 def _samples(tensor: Tensor) -> Tensor:
-    """Elements in the memory of the tensor, at equal distances."""
+    """Elements in the memory of the tensor, at equal distances: in each row another place."""
     there = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
-    elements = min(tensor.numel(), there)  # rows of an expanded tensor are one in memory
-    step = -(-elements // max(SAMPLES, len(tensor) if tensor.dim() else 1))
-    return tensor.detach().as_strided((elements // step,), (step,))
+    elements = int(min(tensor.numel(), there))  # rows of an expanded tensor are one in memory
+    row = max(elements // max(SAMPLES, len(tensor) if tensor.dim() else 1), 1)
+    step = math.ceil(GOLDEN * row)
+    while math.gcd(step, row) > 1:
+        step += 1
+    return tensor.detach().as_strided((-(-elements // step),), (step,))
 
 
 def skeleton(module: nn.Module) -> nn.Module:
@@ -154,6 +180,9 @@ def skeleton(module: nn.Module) -> nn.Module:
     for part in module.modules():
         others = [value for name, value in list(vars(part).items()) if name not in COPIED]
         memo |= {id(value): value for value in others if not isinstance(value, nn.Module)}
+    for part in module.modules():  # a table may be an attribute, too
+        for name in COPIED:
+            memo.pop(id(vars(part)[name]), None)
     made = copy.deepcopy(module, memo)
     for part in made.modules():
         for name in (KEY, TRIALS):
@@ -187,15 +216,14 @@ def _folded(function: Function, given: Tensor) -> Function | None:
 def _fold(convolution: Any, norm: Any) -> nn.Module:
     """Make batch norm part of a convolution; what remains of it is its activation, if it has one."""
     weight, bias = _folded_tensors(convolution, norm)
-    kept: FoldedWeight | None = getattr(convolution.weight, KEY, None)
-    if kept is None or not torch.equal(kept.weight, weight):
-        kept = FoldedWeight(weight)
-        setattr(convolution.weight, KEY, kept)
-    own: dict[str, Any] = convolution._parameters
-    own["weight"], own["bias"] = kept.weight, bias
+    folded = _weights.get(id(convolution.weight))
+    if folded is None or not torch.equal(folded.weight, weight):
+        folded = _weights[id(convolution.weight)] = FoldedWeight(weight)
     if _can_reorder(convolution):
         convolution.__class__ = ReorderedConv2d
-        convolution.folded = kept
+    convolution.folded = folded
+    own: dict[str, Any] = convolution._parameters
+    own["weight"], own["bias"] = folded.weight, bias
     return nn.Sequential(norm.drop, norm.act) if hasattr(norm, "act") else nn.Identity()
 
 
@@ -227,7 +255,7 @@ def _pairs(network: nn.Module, run: Callable[[], Any]) -> list[tuple[nn.Conv2d, 
 
 
 class FoldedWeight:
-    """The folded weight of a convolution, kept by its weight for all copies. One that is pickled has none.
+    """The folded weight of a convolution, for all its copies.
 
     Which order a kernel reads depends on the shape of the maps and on the number of threads.
     """
@@ -247,9 +275,6 @@ class FoldedWeight:
                 self._reordered.clear()
             self._reordered[key] = found = made
         return found
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()
 
 
 class ReorderedConv2d(nn.Conv2d):

@@ -71,8 +71,8 @@ class FitSettings:
             confidence is chosen such that held-out sources keep this share of the gain of `tta=auto`, and so
             is the number of copies. 0 makes all copies of every sample.
         copy_scale: least share of the image's side that its copies have; they are smaller by whole strides
-            of 32 pixels. Where the backbone reads images of one size alone, they are as large as the image.
-            See `FROZEN`.
+            of 32 pixels. None: that of the backbone's preprocessing, which is 1. Where the backbone reads
+            images of one size alone, they are as large as the image. See `FROZEN`.
         crossfit: leave-one-domain-out validation of a trained backbone fine-tunes it once more without each
             source, for this share of the iterations; 0 does without, and nothing is estimated.
         fourier_copies: with a frozen image backbone, train heads and energies also on a copy of every image
@@ -110,7 +110,7 @@ class FitSettings:
     augmentation: Augmentation = field(default_factory=Augmentation)
     tta: str = AUTO
     kept_gain: float = 0.95
-    copy_scale: float = 1.0
+    copy_scale: float | None = None
     crossfit: float = 0.2
     fourier_copies: bool = True
     shifts: str = "corruptions"
@@ -158,7 +158,7 @@ class FitSettings:
         for name in ("crossfit", "kept_gain"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"Expected `{name}` to be from 0 to 1, but got {getattr(self, name)}.")
-        if not 0 < self.copy_scale <= 1:
+        if self.copy_scale is not None and not 0 < self.copy_scale <= 1:
             raise InputError(f"Expected `copy_scale` to be above 0 and at most 1, but got {self.copy_scale}.")
         for name in ("evaluate_every", "checkpoint_every", "image_size", "max_length"):
             if getattr(self, name) is not None and getattr(self, name) < 1:

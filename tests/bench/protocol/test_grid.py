@@ -18,7 +18,7 @@ from sourceward.report.page import render
 from sourceward.training.configuration import settings_for
 from sourceward.training.methods import list_methods
 from tests.bench.protocol.test_plan import feature_file
-from tests.tiny_runs import FINETUNE, TINY, image_folder, tiny_texts
+from tests.tiny_runs import FINETUNE, TINY, four_domains, image_folder, tiny_texts
 
 NAMES = ["erm", "swad", "single_sample"]
 ADAPTERS = ["none", "ebtsa", "t3a", "tta", "generated_classifier"]
@@ -152,6 +152,8 @@ def test_names_are_checked():
     assert training_methods("erm, swad,erm") == ["erm", "swad"]
     with pytest.raises(InputError, match=r"Unknown training method 'mixtsyle'. Did you mean 'mixstyle'"):
         training_methods("mixtsyle")
+    with pytest.raises(InputError, match="names no training method"):
+        training_methods(",")
 
 
 @pytest.mark.parametrize(
@@ -186,6 +188,13 @@ def test_too_few_sources_and_features_are_refused(folder, tmp_path):
     file = feature_file(tmp_path / "features.npz")
     with pytest.raises(InputError, match="the data holds features"):
         bench_methods(plan(file, targets=(), training=Training()), ["erm"], tmp_path / "out")
+
+
+def test_targets_that_the_data_does_not_hold_out_are_refused(tmp_path):
+    data = replace(four_domains(), targets=("b",))
+    for names in (["erm"], ["mixstyle", "dson"]):
+        with pytest.raises(InputError, match=r"No data holds out any of \['a'\]"):
+            bench_methods(plan("", data=(data,), targets=("a",)), names, tmp_path / names[0])
 
 
 def test_all_are_those_that_apply(folder):

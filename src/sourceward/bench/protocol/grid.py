@@ -58,6 +58,8 @@ def training_methods(text: str) -> list[str]:
     for name in names:
         if name not in (*list_methods(), SWAD, ALL):
             raise unknown_name("training method", name, [*list_methods(), SWAD, ALL])
+    if not names:
+        raise InputError("--methods names no training method: --methods erm,mixstyle, for instance, or all.")
     return names
 
 
@@ -93,13 +95,13 @@ def _check(name: str, plan: Plan, dataset: DomainDataset) -> None:
         raise InputError("--methods trains a backbone, but the data holds features: leave it out.")
     method, training = FINETUNE_METHODS[ERM if name == SWAD else name], _training_by(name, plan)
     settings = training.fit_settings(dataset.kind)
-    for left_out in leave_out(dataset, plan.targets):
-        sources = len(set(dataset.domain_names) - set(left_out))
+    left = [len(set(dataset.domain_names) - set(left_out)) for left_out in leave_out(dataset, plan.targets)]
+    for sources in left:
         method.needs.check(name, dataset.kind, sources, settings.finetune)
-    if method.needs.backbone:
+    if left and method.needs.backbone:
         backbone = make_backbone(dataset, training.spec, training.weights, settings, True, 0)
         assert backbone is not None
-        method(settings.finetune, backbone, sources, len(dataset.classes))  # refuses what it cannot use
+        method(settings.finetune, backbone, min(left), len(dataset.classes))  # refuses what it cannot use
 
 
 def _training_by(name: str, plan: Plan) -> Training:
