@@ -10,9 +10,10 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from operator import is_
 from typing import Any
-from weakref import WeakValueDictionary, ref
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ class FoldedCopies:
     def __init__(self, passes: Mapping[Function, Tensor]) -> None:
         self.functions: list[Function | None] = [None] * len(passes)
         self._state = _state_of(passes)
-        if self._state is None or not self._state.foldable():
+        if self._state is None or not self._state.foldable:
             return
         trials = {function: random_like(given) for function, given in passes.items()}
         for function, trial in trials.items():
@@ -116,9 +117,11 @@ class State:
     """
 
     def __init__(self, modules: Sequence[nn.Module], norms: Sequence[Any]) -> None:
-        self._refs, self._norms = [ref(module) for module in modules], norms
-        self._tables = [t for m in modules for t in (m._modules, m._parameters, m._buffers, vars(m))]
-        self._entries = self._values()
+        hooked = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in modules)
+        self.foldable = not hooked and not any(norm.training for norm in norms)
+        """Whether batch norm is constant, and nothing reads or changes what modules compute."""
+        self._tables = [table for m in modules for table in (*(vars(m)[name] for name in COPIED), vars(m))]
+        self._all, self._entries = self._values(), self._own_values()
         self._tensors = list({id(value): value for value in self._entries if torch.is_tensor(value)}.values())
         self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
         self._samples = [_samples(tensor) for tensor in self._tensors if tensor.numel()]
@@ -127,40 +130,38 @@ class State:
 
     def unchanged(self) -> bool:
         """Whether every module and tensor is the one that was there, as it was."""
-        values = self._values()
         return (
-            len(values) == len(self._entries)
-            and all(map(is_, values, self._entries))
-            and self._numbers() == self._kept
-            and torch.equal(self._sampled(), self._bits)
+            self._same_values() and self._numbers() == self._kept and torch.equal(self._sampled(), self._bits)
         )
 
-    def foldable(self) -> bool:
-        """Whether batch norm is constant, and nothing reads or changes what modules compute."""
-        return not self._hooked() and not any(norm.training for norm in self._norms)
-
-    def _hooked(self) -> bool:
-        return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in self._modules())
-
-    def _modules(self) -> list[Any]:
-        return [module for one in self._refs if (module := one()) is not None]
+    def _same_values(self) -> bool:
+        values = self._values()
+        if not _same(values, self._all):
+            if not _same(self._own_values(), self._entries):
+                return False
+            self._all = values  # a module has copies or trials of its own now
+        return True
 
     def _values(self) -> list[Any]:
+        """Everything in the tables."""
+        return [*chain.from_iterable(map(dict.values, self._tables))]
+
+    def _own_values(self) -> list[Any]:
+        """Everything that was not put there for passes."""
         tables = self._tables
         return [value for table in tables for name, value in table.items() if name not in (KEY, TRIALS)]
 
-    def _numbers(self) -> tuple[list[Any], ...]:
-        return (
-            [tensor._version for tensor in self._counted],
-            [tensor.data_ptr() for tensor in self._tensors],
-            [module.training for module in self._modules()],
-            [norm.eps for norm in self._norms],
-            [self._hooked()],
-        )
+    def _numbers(self) -> tuple[list[int], list[int]]:
+        pointers = [tensor.data_ptr() for tensor in self._tensors]
+        return [tensor._version for tensor in self._counted], pointers
 
     def _sampled(self) -> Tensor:
         none = torch.zeros(0, dtype=torch.uint8)
         return torch.cat([none, *self._samples]).view(torch.uint8)  # bits, so that NaN equals itself
+
+
+def _same(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(values) == len(others) and all(map(is_, values, others))
 
 
 def _samples(tensor: Tensor) -> Tensor:
