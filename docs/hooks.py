@@ -1,4 +1,4 @@
-"""A hook of MkDocs: links to files outside docs/ become their paths, since the site does not hold them."""
+"""A hook of MkDocs: the site holds docs/ alone; links to other files lead to a list of them on the page."""
 
 import posixpath
 import re
@@ -8,11 +8,14 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?:\.\./)+[^)\s]*)\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    folder = posixpath.dirname(page.file.src_uri)
+    folder, files = posixpath.dirname(page.file.src_uri), dict[str, int]()
 
     def shown(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join("docs", folder, match[3]))
-        inside = target == "docs" or target.startswith("docs/")
-        return match[0] if inside else f"{match[2]} (`{target}`)"
+        if target == "docs" or target.startswith("docs/"):
+            return match[0]
+        return f"[{match[2]}](#file-{files.setdefault(target, len(files) + 1)})"
 
-    return LINK.sub(shown, markdown)
+    text = LINK.sub(shown, markdown)
+    rows = (f'<li id="file-{number}"><code>{target}</code></li>\n' for target, number in files.items())
+    return f"{text}\n\n## Files in the repository\n\n<ol>\n{''.join(rows)}</ol>\n" if files else text
