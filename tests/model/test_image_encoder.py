@@ -12,6 +12,7 @@ from sourceward.adaptation.tta import CopyResult, lead, level_average, stop_earl
 from sourceward.model.captured import copy_encoder
 from sourceward.nn import folded
 from sourceward.nn.folded import last_folded
+from sourceward.nn.kept import KEY
 from sourceward.validation.cascade import NEVER
 from tests.nn.test_encoder import replace_a_parameter
 
@@ -38,11 +39,13 @@ def test_images_are_adapted_as_their_features(model):
     same(model.adapt_images(images), model.adapt_features(model.image_features(images)), 5e-3)
 
 
-def test_moving_the_model_drops_its_graphs(model):
+def test_moving_the_model_drops_its_graphs_and_what_its_modules_keep(model):
     model.adapt_features(model.image_features(pixels(model)))
     assert last_folded(model.network) is not None
+    assert KEY in vars(model.network)
     model.to("cpu")
     assert last_folded(model.network) is None
+    assert not any(KEY in vars(part) for part in model.network.modules())
 
 
 @pytest.mark.cuda

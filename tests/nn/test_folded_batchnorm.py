@@ -14,16 +14,8 @@ from torch import nn
 from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.nn.alone import encode_alone
 from sourceward.nn.backbones import create_backbone
-from sourceward.nn.folded_batchnorm import (
-    KEY,
-    ORDERS,
-    TRIALS,
-    FoldedCopies,
-    Kept,
-    ReorderedConv2d,
-    State,
-    fold_batchnorm,
-)
+from sourceward.nn.folded_batchnorm import ORDERS, FoldedCopies, ReorderedConv2d, fold_batchnorm
+from sourceward.nn.kept import KEY, State, forget, kept
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -244,6 +236,11 @@ def one_element(network):
     network[0].weight[0, 0, 0, 1] += 5
 
 
+class Doubled(nn.Conv2d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
 def other_module(network):
     network[1] = with_statistics(nn.BatchNorm2d(8))
     network[1].weight.data.add_(1)
@@ -272,6 +269,7 @@ def other_module(network):
         pytest.param(one_element, id="one element"),
         pytest.param(one_input_channel, id="an input channel's data in place"),
         pytest.param(numpy, id="NumPy"),
+        pytest.param(lambda network: setattr(network[0], "__class__", Doubled), id="a class"),
         pytest.param(attribute_of_a_parent, id="an attribute of a module with children"),
         pytest.param(lambda network: setattr(network[3].weight, "data", torch.ones(8, 4, 3, 3)), id="data"),
     ],
@@ -305,9 +303,9 @@ def test_a_network_that_is_not_finite_is_tried_once():
     network = small()
     network[0].weight[0, 0, 0, 0] = torch.nan
     assert fold(network) is network
-    (tried,) = network.__dict__[KEY].values()
+    (tried,) = kept(network).copies.values()
     fold(network)
-    assert [*network.__dict__[KEY].values()] == [tried]
+    assert [*kept(network).copies.values()] == [tried]
 
 
 class InPlace(nn.Module):
@@ -364,10 +362,10 @@ def test_a_network_that_is_dropped_is_freed_at_once():
     gc.disable()
     try:
         network = nn.Sequential(small())
-        fold(network)
-        gone = weakref.ref(network)
-        del network
-        assert gone() is None
+        made = fold(network)
+        gone = [weakref.ref(each) for each in (network, network[0], network[0][0].weight, made, made[0][0])]
+        del network, made
+        assert [each() for each in gone] == [None] * len(gone)
     finally:
         gc.enable()
 
@@ -410,11 +408,11 @@ def test_the_first_input_decides_nothing():
 @torch.no_grad()
 def test_a_copy_has_no_hooks_no_trials_and_weights_with_channels_last():
     network = small()
-    network.__dict__[TRIALS] = network[0].__dict__[TRIALS] = {"a shape": "a trial"}
+    kept(network).trials["a shape"] = kept(network[0]).trials["a shape"] = "a trial"
     made = fold(network)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in made.modules())
-    assert not any(TRIALS in vars(part) for part in made.modules())
-    assert network.__dict__[TRIALS]
+    assert not any(kept(part).trials for part in made.modules())
+    assert kept(network).trials
     assert made[0].weight.is_contiguous(memory_format=torch.channels_last)
     made[0].register_forward_hook(print)
     assert not network[0]._forward_hooks
@@ -450,7 +448,7 @@ def test_weights_have_the_order_of_the_kernels(network, reordered):
 def test_a_change_of_one_filter_or_of_one_input_channel_in_eight_is_seen(filters):
     convolution = nn.Conv2d(64, filters, 3, bias=False)
     network = with_statistics(nn.Sequential(convolution, nn.BatchNorm2d(filters)))
-    state = State([*network.modules()], [network[1]])
+    state = State([*network.modules()])
     for index in [
         *((filter,) for filter in range(filters)),
         *((slice(None), slice(i, None, 8)) for i in range(8)),
@@ -485,15 +483,15 @@ def test_a_table_of_the_network_is_never_shared():
 
 
 class Remembers(nn.Module):
-    """It keeps something of each pass, or of the first one alone."""
+    """It counts its passes, or remembers the first one alone."""
 
     def __init__(self, each):
         super().__init__()
-        self.last, self.each = None, each
+        self.passes, self.each = 0, each
 
     def forward(self, x):
-        if self.each or self.last is None:
-            self.last = x.shape
+        if self.each or not self.passes:
+            self.passes += 1
         return x
 
 
@@ -503,9 +501,9 @@ def test_a_network_that_every_pass_changes_is_tried_once():
     for _ in range(3):
         assert fold(network)(IMAGES) is not None
         assert fold(network) is network
-    (tried,) = network.__dict__[KEY].values()
+    (tried,) = kept(network).copies.values()
     fold(network)
-    assert [*network.__dict__[KEY].values()] == [tried]
+    assert [*kept(network).copies.values()] == [tried]
     once = small(Remembers(each=False))
     assert fold(once) is not once
 
@@ -573,6 +571,49 @@ def test_copies_of_earlier_weights_are_not_kept():
         assert sum(type(one) is FoldedCopies for one in gc.get_objects()) == before
 
 
+@torch.no_grad()
+def test_shallow_copies_have_folded_copies_of_their_own():
+    network = small()
+    fold(network)
+    for _ in range(20):  # some have the id of one that is gone
+        other = copy.copy(network)
+        other._modules = {**network._modules, "1": with_statistics(nn.BatchNorm2d(8))}
+        nn.init.uniform_(other[1].weight, 2, 5)
+        torch.testing.assert_close(fold(other)(IMAGES), other(IMAGES), rtol=1e-4, atol=1e-4)
+    assert len(kept(network).copies) == 1
+
+
+@torch.no_grad()
+def test_a_function_whose_owner_is_gone_is_not_taken_for_another():
+    first, second = small(), small()
+    fold_batchnorm({first: IMAGES, second: IMAGES})
+    (state,) = [made._state for made in kept(first).copies.values()]
+    assert state.unchanged()
+    del second
+    assert not state.unchanged()
+
+
+@torch.no_grad()
+def test_an_equal_tensor_in_place_of_one_is_not_lost_sight_of():
+    network = small()
+    network.register_buffer("shift", torch.ones(1))
+    state = State([*network.modules()])
+    network.shift = torch.ones(1)
+    assert state.unchanged()
+    network.shift.data.add_(1)
+    assert not state.unchanged()
+
+
+@torch.no_grad()
+def test_what_modules_keep_can_be_freed():
+    network = nn.Sequential(small())
+    made = weakref.ref(fold(network)), weakref.ref(fold(network[0]))
+    forget(network)
+    gc.collect()
+    assert [each() for each in made] == [None, None]
+    assert not any(KEY in vars(part) for part in network.modules())
+
+
 class TwoMethods(nn.Module):
     def __init__(self):
         super().__init__()
@@ -605,8 +646,7 @@ def test_copies_and_pickles_of_a_network_have_no_folded_copy():
     fold(network)
     assert len(pickle.dumps(network)) < size + 200
     for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
-        assert type(other.__dict__[KEY]) is Kept
-        assert not other.__dict__[KEY]
+        assert not kept(other).copies
         other[0].weight.mul_(2)
         torch.testing.assert_close(fold(other)(IMAGES), other(IMAGES), rtol=1e-4, atol=1e-4)
 
@@ -618,8 +658,8 @@ def test_passes_of_one_backbone_share_their_folded_weights():
     encoder = CopyEncoder(backbone, backbone.preprocessing, "hflip+crop", Statistics(2))
     assert torch.equal(encoder.encode(pixels)[0], plain)
     _, methods = encoder._alone
-    (folded,) = [kept for method in methods for kept in vars(method.__self__).get(KEY, {}).values()]
-    (before,) = vars(backbone)[KEY].values()
+    (folded,) = [made for method in methods for made in kept(method.__self__).copies.values()]
+    (before,) = kept(backbone).copies.values()
     networks = [getattr(made, "__self__", made) for made in (*folded.functions, *before.functions)]
     assert len({id(next(network.parameters())) for network in networks}) == 1
     assert len(networks) == 4

@@ -84,5 +84,8 @@ def test_one_kernel_takes_the_same_steps(monkeypatch):
     monkeypatch.setattr(learner, "FUSED_FROM", 0)
     ours = tuner(5, 1e-2)
     assert ours.optimizer.defaults["fused"]
+    before = [parameter._version for parameter in ours.network.parameters()]
     for name, value in list(steps(ours, 5))[-1].state_dict().items():
         torch.testing.assert_close(value, one[name], msg=name)
+    after = [parameter._version for parameter in ours.network.parameters()]
+    assert all(now > then for now, then in zip(after, before))  # what was computed before is computed again

@@ -14,6 +14,7 @@ from sourceward.adaptation.energy import EnergyAdaptation
 from sourceward.adaptation.tta import CopyResult, lead, level_average, levels, stop_early
 from sourceward.nn import folded
 from sourceward.nn.encoder import ImageEncoder, StaleEncoder
+from sourceward.nn.kept import forget
 
 if TYPE_CHECKING:
     from sourceward.model.model import Model
@@ -148,8 +149,9 @@ def copy_encoder(model: "Model", names: str, plain: bool = True) -> CopyEncoder:
 
 
 def forget_encoders(model: "Model") -> None:
-    """Drop the encoders, and with them the memory of their graphs."""
+    """Drop the encoders, and with them the memory of their graphs and of copies without batch norm."""
     model.__dict__.pop(KEY, None)
+    forget(model.network)
 
 
 def _encoder(model: "Model", names: str, plain: bool) -> ImageEncoder:

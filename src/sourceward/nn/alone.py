@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from sourceward._util.threads import available_cores, one_thread
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.backbones.backbone import SEVERAL
-from sourceward.nn.folded_batchnorm import TRIALS, Kept, fold_batchnorm, random_like
+from sourceward.nn.folded_batchnorm import fold_batchnorm, random_like
+from sourceward.nn.kept import kept
 
 Pass = tuple[Callable[[Any], Tensor], Any]
 """A module, or a bound method of one, and its input."""
@@ -130,7 +131,7 @@ def _trial(function: Callable[[Any], Tensor], given: Any) -> Trial | None:
     owner = _owner(function)
     if not isinstance(given, Tensor) or owner is None:
         return None
-    trials = owner.__dict__.setdefault(TRIALS, Kept())
+    trials = kept(owner).trials
     key = (getattr(function, "__name__", ""), tuple(given.shape), given.dtype, torch.get_num_threads())
     if key not in trials:
         trial = random_like(given)

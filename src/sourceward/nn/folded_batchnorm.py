@@ -7,11 +7,8 @@ made again when the network changes.
 """
 
 import copy
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from operator import is_
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,26 +17,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sourceward.nn.backbones.pointwise import Pointwise
+from sourceward.nn.kept import KEY, TABLES, State, kept
 
 Function = Callable[[Any], Tensor]
 """A module, or a bound method of one."""
 
-KEY = "_folded_batchnorm"
-"""Where a module keeps its copies."""
-TRIALS = "_trials"
-"""Where a module keeps the results of trials, see `nn.alone`: a copy has other kernels."""
 FOLDABLE = ("BatchNorm2d", "BatchNormAct2d")
 """Classes of batch norm that are folded: of torch, and of timm, which contains an activation."""
 TOLERANCE = 1e-3
 """Largest difference between the outputs of copy and network, relative to the largest output."""
-COPIED = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
-"""Attributes of a module that the copy has of its own."""
 ORDERS = 4
 """Orders of a weight that are kept: those for images, for smaller copies, and for one or several threads."""
-SAMPLES = 32
-"""Elements of each tensor, at least, that are compared before a copy is used."""
-GOLDEN = (math.sqrt(5) - 1) / 2
-"""Multiples of this share of a row come to all parts of it."""
 
 _weights: WeakValueDictionary[int, "FoldedWeight"] = WeakValueDictionary()
 """Folded weights of the copies that there are, by the id of the network's weight."""
@@ -54,23 +42,16 @@ def fold_batchnorm(passes: Mapping[Function, Any]) -> dict[Function, Function]:
         passes: functions in eval mode, on a CPU, which may share modules, with an input of each.
     """
     key = tuple((id(_owner(function)), getattr(function, "__name__", "")) for function in passes)
-    kept = _owner(next(iter(passes))).__dict__.setdefault(KEY, Kept())
-    copies = kept.get(key)
+    known = kept(_owner(next(iter(passes)))).copies
+    copies = known.get(key)
     if copies is None or not copies.valid():
         if not all(isinstance(given, Tensor) and len(given) for given in passes.values()):
             return dict(zip(passes, passes))
         try:
-            copies = kept[key] = FoldedCopies(passes)
+            copies = known[key] = FoldedCopies(passes)
         except Exception:  # an input of another shape, say: its own pass tells
             return dict(zip(passes, passes))
     return {function: copied or function for function, copied in zip(passes, copies.functions)}
-
-
-class Kept(dict[Any, Any]):
-    """What a module keeps of passes on this machine. One that is copied or pickled has none."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Kept, ()
 
 
 class FoldedCopies:
@@ -83,13 +64,14 @@ class FoldedCopies:
 
     def __init__(self, passes: Mapping[Function, Tensor]) -> None:
         self.functions: list[Function | None] = [None] * len(passes)
-        self._state = _state_of(passes)
-        if self._state is None or not self._state.foldable:
+        modules = _modules(passes)
+        self._state = State(modules) if any(isinstance(m, _BatchNorm) for m in modules) else None
+        if self._state is None or not _foldable(modules):
             return
         trials = {function: random_like(given) for function, given in passes.items()}
         for function, trial in trials.items():
             function(trial)
-        self._state = _state_of(passes)  # with what the first pass leaves
+        self._state = State(_modules(passes))  # with what the first pass leaves
         functions = [_folded(function, trial) for function, trial in trials.items()]
         if self.valid():
             self.functions = functions
@@ -100,95 +82,27 @@ class FoldedCopies:
         return self._state is None or self._state.unchanged()
 
 
-def _state_of(passes: Mapping[Function, Any]) -> "State | None":
-    """Of all modules; None where no batch norm is among them."""
-    modules = list(nn.ModuleList(dict.fromkeys(map(_owner, passes))).modules())[1:]
-    norms = [module for module in modules if isinstance(module, _BatchNorm)]
-    return State(modules, norms) if norms else None
+def _modules(passes: Mapping[Function, Any]) -> list[Any]:
+    """All modules, each once."""
+    return list(nn.ModuleList(dict.fromkeys(map(_owner, passes))).modules())[1:]
 
 
-class State:
-    """What copies depend on. Fused optimizers do not count their changes to a tensor, and nobody counts those
-    to `.data`, so some elements of each tensor are compared, too, of a weight one for each output at least.
-
-    Args:
-        modules: all of them.
-        norms: batch norm among them.
-    """
-
-    def __init__(self, modules: Sequence[nn.Module], norms: Sequence[Any]) -> None:
-        hooked = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in modules)
-        self.foldable = not hooked and not any(norm.training for norm in norms)
-        """Whether batch norm is constant, and nothing reads or changes what modules compute."""
-        self._tables = [table for m in modules for table in (*(vars(m)[name] for name in COPIED), vars(m))]
-        self._all, self._entries = self._values(), self._own_values()
-        self._tensors = list({id(value): value for value in self._entries if torch.is_tensor(value)}.values())
-        self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
-        self._samples = [_samples(tensor) for tensor in self._tensors if tensor.numel()]
-        self._kept = self._numbers()
-        self._bits = self._sampled()
-
-    def unchanged(self) -> bool:
-        """Whether every module and tensor is the one that was there, as it was."""
-        return (
-            self._same_values() and self._numbers() == self._kept and torch.equal(self._sampled(), self._bits)
-        )
-
-    def _same_values(self) -> bool:
-        values = self._values()
-        if not _same(values, self._all):
-            if not _same(self._own_values(), self._entries):
-                return False
-            self._all = values  # a module has copies or trials of its own now
-        return True
-
-    def _values(self) -> list[Any]:
-        """Everything in the tables."""
-        return [*chain.from_iterable(map(dict.values, self._tables))]
-
-    def _own_values(self) -> list[Any]:
-        """Everything that was not put there for passes."""
-        tables = self._tables
-        return [value for table in tables for name, value in table.items() if name not in (KEY, TRIALS)]
-
-    def _numbers(self) -> tuple[list[int], list[int]]:
-        pointers = [tensor.data_ptr() for tensor in self._tensors]
-        return [tensor._version for tensor in self._counted], pointers
-
-    def _sampled(self) -> Tensor:
-        none = torch.zeros(0, dtype=torch.uint8)
-        return torch.cat([none, *self._samples]).view(torch.uint8)  # bits, so that NaN equals itself
-
-
-def _same(values: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(values) == len(others) and all(map(is_, values, others))
-
-
-def _samples(tensor: Tensor) -> Tensor:
-    """Elements in the memory of the tensor, at equal distances: in each row another place."""
-    there = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
-    elements = int(min(tensor.numel(), there))  # rows of an expanded tensor are one in memory
-    row = max(elements // max(SAMPLES, len(tensor) if tensor.dim() else 1), 1)
-    step = math.ceil(GOLDEN * row)
-    while math.gcd(step, row) > 1:
-        step += 1
-    return tensor.detach().as_strided((-(-elements // step),), (step,))
+def _foldable(modules: Sequence[Any]) -> bool:
+    """Whether batch norm is constant, and nothing reads or changes what modules compute."""
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in modules)
+    return not hooked and not any(module.training for module in modules if isinstance(module, _BatchNorm))
 
 
 def skeleton(module: nn.Module) -> nn.Module:
     """A copy of the modules alone: tensors and all other attributes are shared."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     for part in module.modules():
-        others = [value for name, value in list(vars(part).items()) if name not in COPIED]
+        others = [value for name, value in vars(part).copy().items() if name not in (*TABLES, KEY)]
         memo |= {id(value): value for value in others if not isinstance(value, nn.Module)}
     for part in module.modules():  # a table may be an attribute, too
-        for name in COPIED:
+        for name in TABLES:
             memo.pop(id(vars(part)[name]), None)
-    made = copy.deepcopy(module, memo)
-    for part in made.modules():
-        for name in (KEY, TRIALS):
-            part.__dict__.pop(name, None)
-    return made
+    return copy.deepcopy(module, memo)
 
 
 def random_like(given: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from sourceward._util.devices import ALONE, Processes
 from sourceward._util.graphs import LossGraph, each
@@ -129,6 +130,8 @@ class Learner:
             group["lr"] = group["peak"] * rate(self.iteration / self.loop.max_iter, group["schedule"])
         self.processes.average_gradients(self.network.parameters())
         self.optimizer.step()
+        for group in self.optimizer.param_groups:  # one kernel does not count its changes, see `nn.folded`
+            increment_version(group["params"])
 
     def advance(self) -> None:
         """End the iteration: its weights join the average."""
