@@ -39,6 +39,14 @@ def test_every_section_of_a_plain_model():
     assert not old_words(text)
 
 
+def test_a_model_without_adaptation_does_not_claim_to_adapt():
+    off = {"num_steps": 0, "sampler": "langevin", "step": {"step_size": 50.0}, "aggregation": "mean"}
+    assert "Adapts each test sample" in card()
+    assert "Adapts each test sample" in card(adapt=off, tta="hflip")
+    assert "Adapts each test sample" in card(adapt=off | {"aggregation": "energy"})
+    assert "Adaptation is off: each prediction is the classifier's own." in card(adapt=off)
+
+
 def test_images_and_transforms():
     text = card(kind="image", backbone={"family": "timm", "name": "resnet18"}, tta="hflip+crop+adain")
     assert "Images; the backbone is `timm:resnet18`." in text

@@ -13,6 +13,8 @@ NEEDS = (
 )
 NOT_ESTIMATED = f"Not estimated: the expected gain on an unseen domain {NEEDS}."
 ACCURACY = "Expected accuracy on an unseen domain"
+ADAPTS = "Adapts each test sample to the source domains, then classifies it. No weight of the model changes."
+CLASSIFIES = "Adaptation is off: each prediction is the classifier's own."
 
 _INPUT = {"image": "Images", "text": "Texts", "features": "Feature vectors"}
 _EXAMPLE = {"image": '["a.jpg"]', "text": '["a text"]', "features": "X"}
@@ -42,7 +44,7 @@ def model_card(config: dict[str, Any]) -> str:
         "",
         expected_accuracy_text(config.get("expected_gain")),
         "",
-        "Adapts each test sample to the source domains, then classifies it. No weight of the model changes.",
+        ADAPTS if _adapts(config) else CLASSIFIES,
         "",
     ]
     return "\n".join([*head, *(f"## {title}\n\n{text}\n" for title, text in sections.items() if text)])
@@ -88,6 +90,12 @@ def _classes(classes: list[str]) -> str:
     more = len(classes) - SHOWN_CLASSES
     shown = ", ".join(classes[:SHOWN_CLASSES]) + (f" and {more} more" if more > 0 else "")
     return f"{len(classes)}: {shown}."
+
+
+def _adapts(config: dict[str, Any]) -> bool:
+    """Return whether predictions use steps, transforms or weights by energy."""
+    adapt = config["adapt"]
+    return bool(adapt["num_steps"] or config.get("tta") or adapt.get("aggregation", "mean") != "mean")
 
 
 def _adaptation(config: dict[str, Any]) -> str:
