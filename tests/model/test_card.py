@@ -78,6 +78,16 @@ def test_the_expected_gain_is_stated():
     assert text in card(expected_gain=expected.to_dict())
 
 
+def test_transforms_that_the_estimate_does_not_cover_are_named():
+    off = ExpectedGain(
+        gain=0.0, low=0.0, high=0.0, per_source={"a": 0.0}, unadapted=0.7, num_steps=0, adapts=False
+    ).to_dict()
+    assert "this model uses hflip+crop, which validation did not choose." in card(
+        expected_gain=off, tta="hflip+crop"
+    )
+    assert "The estimates are" not in card(expected_gain=off)
+
+
 def test_the_first_line_is_the_expected_accuracy():
     expected = ExpectedGain(
         gain=0.0,

@@ -190,7 +190,8 @@ def risk_table(domains: dict[str, Any]) -> Table:
 def verdict(scores: dict[str, Any], off: bool = False, tta: str = "") -> str:
     """Return one sentence on whether adaptation helps."""
     if off:
-        return "Adaptation is off, so no prediction changes: `fit` found no gain, or --num-steps is 0."
+        why = "`fit` found no safe gain or had too few sources, or --num-steps is 0"
+        return f"Adaptation is off, so no prediction changes: {why}."
     if scores["gain_low"] > 0:
         return "Adaptation helps here: the interval of the gain is above 0."
     if scores["gain_high"] < 0:

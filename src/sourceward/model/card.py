@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sourceward._util.tables import not_covered
 from sourceward.nn.backbones import ImagePreprocessing
 from sourceward.nn.backbones.preprocessing import from_dict
 from sourceward.validation.expected_gain import ExpectedGain
@@ -32,7 +33,7 @@ def model_card(config: dict[str, Any]) -> str:
         "Source domains": f"{', '.join(config['sources'])}.",
         "Adaptation": _adaptation(config),
         "Accuracy on source validation": _accuracy(config.get("metrics") or {}),
-        "Expected gain": expected_gain_text(config.get("expected_gain")),
+        "Expected gain": expected_gain_text(config.get("expected_gain"), config.get("tta", "")),
         "How to use": _usage(config["kind"]),
     }
     head = [
@@ -57,13 +58,19 @@ def expected_accuracy_text(expected: dict[str, Any] | None) -> str:
     return f"{ACCURACY}: {ExpectedGain(**expected).accuracy_text}."
 
 
-def expected_gain_text(expected: dict[str, Any] | None) -> str:
-    """Return the sentence on the expected gain; `expected` is an `ExpectedGain` as a dictionary."""
+def expected_gain_text(expected: dict[str, Any] | None, tta: str = "") -> str:
+    """Return the sentence on the expected gain, and one where it is not that of the transforms in use.
+
+    Args:
+        expected: an `ExpectedGain` as a dictionary.
+        tta: the model's transforms.
+    """
     if expected is None:
         return NOT_ESTIMATED
+    more = not_covered(expected.get("tta", ""), tta)
     return (
         "Expected gain on an unseen domain, estimated by leave-one-domain-out validation: "
-        f"{ExpectedGain(**expected)}."
+        f"{ExpectedGain(**expected)}.{f' {more}' if more else ''}"
     )
 
 
