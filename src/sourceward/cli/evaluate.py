@@ -83,11 +83,17 @@ def evaluate(
         return
     off = not model.tta and model.settings == model.settings.off() and allow == "sample"
     render(result, wide_console(), off, model.tta)
-    own = num_steps is None and tta is None and allow == "sample"
-    if own and model.adapter.expected_gain_ is not None:
-        typer.echo(compared(model.adapter.expected_gain_, result))
+    own, expected = num_steps is None and tta is None and allow == "sample", estimate_for(model)
+    if own and expected is not None:
+        typer.echo(compared(expected, result))
     if save and Path(run, "evaluations").is_dir():
         typer.echo(f"The page of this run: sourceward report {shlex.quote(run)}")
+
+
+def estimate_for(model: Any) -> Any:
+    """Return the expected gain; None where there is none, or where it is for other transforms."""
+    expected = model.adapter.expected_gain_
+    return None if expected is None or expected.tta != model.tta else expected
 
 
 def compared(expected: Any, result: dict[str, Any]) -> str:
