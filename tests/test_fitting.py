@@ -201,6 +201,10 @@ def test_killed_while_heads_train_features_go_on_from_the_checkpoint(tmp_path, m
             fit_tiny(tiny_features(), tmp_path / "run", settings=long)
     with pytest.raises(InputError, match=r"another configuration: training\.seed was 0, now 1"):
         fit_tiny(tiny_features(), tmp_path / "run", settings=long, seed=1)
+    with pytest.raises(
+        InputError, match=r"another configuration: files or labels of the data have changed\. "
+    ):
+        fit_tiny(tiny_features(seed=1), tmp_path / "run", settings=long)
     kill_after(monkeypatch, 15, Trainer)
     fit_tiny(tiny_features(), tmp_path / "run", settings=long)
     assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")

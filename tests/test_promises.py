@@ -1,4 +1,4 @@
-"""What design and README expected_gain about features: numbers as in the design document."""
+"""What design and README state about features: numbers as in the design document."""
 
 import hashlib
 import os

@@ -99,8 +99,8 @@ NAMED = ("domain=hall", "label=mood", "text=2019", "delimiter=;")
 """How `--option` names what is in `text_table`."""
 
 
-def tiny_features() -> DomainDataset:
-    rng = np.random.default_rng(0)
+def tiny_features(seed: int = 0) -> DomainDataset:
+    rng = np.random.default_rng(seed)
     data = tiny_images()
     items = rng.normal(size=(len(data), 5)) + 2 * data.labels[:, None] + data.domains[:, None]
     names = [data.domain_names[d] for d in data.domains]

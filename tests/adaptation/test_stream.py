@@ -98,6 +98,10 @@ def test_a_full_memory_drops_the_oldest_of_its_most_frequent_class(est, monkeypa
     assert max(samples) - min(samples) <= 2
 
 
+def test_a_stream_is_shown_in_one_line(est):
+    assert repr(est.stream()) == "AdaptationStream(seen=0, guarded=0)"
+
+
 def test_the_estimator_keeps_no_state(est):
     X, _ = make_shifted(50, seed=4)
     before, weights = est.predict_proba(X), tensor_hash(est.network_.state_dict())

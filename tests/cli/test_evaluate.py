@@ -1,6 +1,7 @@
 import io
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 import sourceward as sw
 from sourceward._util.errors import InputError
-from sourceward.cli.evaluate import compared, evaluate, render, verdict
+from sourceward.cli.evaluate import compared, estimate_for, evaluate, render, verdict
 from sourceward.validation.expected_gain import ExpectedGain
 from tests.tiny_runs import NAMED, image_folder, text_table
 
@@ -81,6 +82,15 @@ def test_a_folder_that_cannot_be_written_is_evaluated_all_the_same(run, tiny_run
     result = run(own, root)
     assert result.exit_code == 0
     assert "The evaluation was not kept" in result.output
+
+
+def test_an_estimate_for_other_transforms_is_not_set_beside_what_was_measured():
+    gain = ExpectedGain(0.02, 0.0, 0.04, {"a": 0.02}, 0.7, 5, True, tta="fourier")
+    for tta, expected in (("fourier", gain), ("hflip", None), ("", None)):
+        assert (
+            estimate_for(SimpleNamespace(tta=tta, adapter=SimpleNamespace(expected_gain_=gain))) is expected
+        )
+    assert estimate_for(SimpleNamespace(tta="", adapter=SimpleNamespace(expected_gain_=None))) is None
 
 
 def test_expected_and_measured_stand_side_by_side():

@@ -48,6 +48,7 @@ def test_a_filter_and_a_wrong_name(run):
         "pacs-resnet18",
         "pacs-resnet50",
     ]
+    assert "Expected what to list: datasets, methods, adapters" in str(run().exception)
     result = run("dataset")
     assert isinstance(result.exception, InputError)
     assert "Did you mean 'datasets'" in str(result.exception)

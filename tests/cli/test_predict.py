@@ -195,7 +195,7 @@ def test_nothing_half_written(run, tiny_run, images, tmp_path, monkeypatch):
 def test_help_explains_every_status(run):
     lines = [line.strip() for line in run("--help").output.splitlines()]
     for status in (*STATUS_TEXT, UNREADABLE):
-        assert any(line.startswith(f"{status}: ") for line in lines), status
+        assert any(line.startswith(f"- {status}: ") for line in lines), status
 
 
 @pytest.mark.parametrize("steps", [0, 3])

@@ -39,6 +39,14 @@ def test_every_section_of_a_plain_model():
     assert not old_words(text)
 
 
+def test_a_model_without_adaptation_does_not_claim_to_adapt():
+    off = {"num_steps": 0, "sampler": "langevin", "step": {"step_size": 50.0}, "aggregation": "mean"}
+    assert "Adapts each test sample" in card()
+    assert "Adapts each test sample" in card(adapt=off, tta="hflip")
+    assert "Adapts each test sample" in card(adapt=off | {"aggregation": "energy"})
+    assert "Adaptation is off: each prediction is the classifier's own." in card(adapt=off)
+
+
 def test_images_and_transforms():
     text = card(kind="image", backbone={"family": "timm", "name": "resnet18"}, tta="hflip+crop+adain")
     assert "Images; the backbone is `timm:resnet18`." in text
@@ -68,6 +76,16 @@ def test_the_expected_gain_is_stated():
     )
     assert f"{expected}." in text
     assert text in card(expected_gain=expected.to_dict())
+
+
+def test_transforms_that_the_estimate_does_not_cover_are_named():
+    off = ExpectedGain(
+        gain=0.0, low=0.0, high=0.0, per_source={"a": 0.0}, unadapted=0.7, num_steps=0, adapts=False
+    ).to_dict()
+    assert "this model uses hflip+crop, which validation did not choose." in card(
+        expected_gain=off, tta="hflip+crop"
+    )
+    assert "The estimates are" not in card(expected_gain=off)
 
 
 def test_the_first_line_is_the_expected_accuracy():

@@ -175,7 +175,7 @@ def test_texts_and_features(data, tmp_path):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (["a text"], "Expected an image, but 'a text' cannot be read"),
+        (["a text"], "Expected an image, but 'a text' cannot be read as one: No such file or directory."),
         (np.zeros((2, 7)), "Expected features of width 128, but got 7"),
     ],
 )

@@ -70,3 +70,18 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     targets = {name: target_of(name) for name in names}
     times = Counter(targets.values())
     return {name: target if times[target] == 1 else name for name, target in targets.items()}
+
+
+def not_covered(estimated: str, used: str) -> str:
+    """Return a sentence where a model uses other transforms than its estimates are for; '' where they agree.
+
+    >>> not_covered("", "hflip+crop")
+    'The estimates are without TTA; this model uses hflip+crop, which validation did not choose.'
+    >>> not_covered("fourier", ""), not_covered("fourier", "fourier")
+    ('The estimates are with fourier; this model uses no TTA.', '')
+    """
+    if estimated == used:
+        return ""
+    with_ = f"with {estimated}" if estimated else "without TTA"
+    uses = f"{used}, which validation did not choose" if used else "no TTA"
+    return f"The estimates are {with_}; this model uses {uses}."

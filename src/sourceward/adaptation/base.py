@@ -26,7 +26,7 @@ NONFINITE = "nonfinite"
 
 STATUS_TEXT = {
     ADAPTED: "The prediction uses adaptation.",
-    NOT_ADAPTED: "Adaptation is off: the prediction is the classifier's own.",
+    NOT_ADAPTED: "The prediction is the classifier's own: adaptation is off, or the sample needed no copies.",
     ENERGY_NOT_LOWER: "No step lowered the energy of any source: the sample was not changed. "
     "A smaller `step_size` may help.",
     NONFINITE: "Adaptation gave NaN or infinity: the prediction is the classifier's own. "

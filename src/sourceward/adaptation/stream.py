@@ -49,7 +49,7 @@ SHARES = ("probability", "answer", "recent")
 T = TypeVar("T")
 
 
-@dataclass
+@dataclass(repr=False)
 class AdaptationStream(Generic[T]):
     """Predict samples in order, with a state that is kept between calls.
 
@@ -71,6 +71,9 @@ class AdaptationStream(Generic[T]):
 
     def __post_init__(self) -> None:
         self.reset()
+
+    def __repr__(self) -> str:
+        return f"AdaptationStream(seen={self.seen}, guarded={self.guarded})"
 
     def reset(self) -> None:
         """Forget all samples."""

@@ -69,7 +69,7 @@ def doctor(
     else:
         render(diagnosis, Console())
         lines = [about] if isinstance(about, str) else [] if about is None else about.lines()
-        _section(Console(), "and take", lines)
+        _section(Console(), "What it would take", lines)
     if diagnosis.refusals:
         raise typer.Exit(2)
 
@@ -98,7 +98,7 @@ def render(diagnosis: "Diagnosis", console: Console) -> None:
     _section(console, "missing", [f"{d} has no {c}" for d, c in diagnosis.missing])
     _section(console, "notes", [p.message for p in diagnosis.notes])
     if not diagnosis.refusals:
-        _section(console, "`sourceward fit` would", diagnosis.plan, limit=10)
+        _section(console, "What `sourceward fit` would do", diagnosis.plan, limit=10)
     for refusal in diagnosis.refusals:
         console.print(f"[red]refused[/red] {escape(refusal.reason)} [bold]{escape(refusal.fix)}[/bold]")
 

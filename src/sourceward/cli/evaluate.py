@@ -83,11 +83,17 @@ def evaluate(
         return
     off = not model.tta and model.settings == model.settings.off() and allow == "sample"
     render(result, wide_console(), off, model.tta)
-    own = num_steps is None and tta is None and allow == "sample"
-    if own and model.adapter.expected_gain_ is not None:
-        typer.echo(compared(model.adapter.expected_gain_, result))
+    own, expected = num_steps is None and tta is None and allow == "sample", estimate_for(model)
+    if own and expected is not None:
+        typer.echo(compared(expected, result))
     if save and Path(run, "evaluations").is_dir():
         typer.echo(f"The page of this run: sourceward report {shlex.quote(run)}")
+
+
+def estimate_for(model: Any) -> Any:
+    """Return the expected gain; None where there is none, or where it is for other transforms."""
+    expected = model.adapter.expected_gain_
+    return None if expected is None or expected.tta != model.tta else expected
 
 
 def compared(expected: Any, result: dict[str, Any]) -> str:
@@ -190,7 +196,8 @@ def risk_table(domains: dict[str, Any]) -> Table:
 def verdict(scores: dict[str, Any], off: bool = False, tta: str = "") -> str:
     """Return one sentence on whether adaptation helps."""
     if off:
-        return "Adaptation is off, so no prediction changes: `fit` found no gain, or --num-steps is 0."
+        why = "`fit` found no safe gain or had too few sources, or --num-steps is 0"
+        return f"Adaptation is off, so no prediction changes: {why}."
     if scores["gain_low"] > 0:
         return "Adaptation helps here: the interval of the gain is above 0."
     if scores["gain_high"] < 0:

@@ -54,7 +54,8 @@ def export(
         return
     noise = info["noise"]["difference"]
     typer.echo(
-        f"Wrote {path}. Largest difference from the model: "
+        f"Wrote {path}, and beside it how to prepare inputs (.preprocess.json) and a card (.md). "
+        "Largest difference from the model: "
         f"{max(info['check']['largest_difference'].values()):.1g}, on {info['check']['samples']} samples. "
         f"Noise is off: on {noise['samples']} samples that changes probabilities by at most "
         f"{noise['largest_probability_difference']:.1g} and the label of {noise['changed_labels']}."

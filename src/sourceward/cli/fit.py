@@ -120,7 +120,9 @@ def fit(
         typer.echo(jsonlib.dumps({"out": out, "kind": model.kind, **model.info}, indent=2))
     elif not quiet:
         again = [part for text in option or [] for part in ("--option", text)]
-        _summary(model.info, out, shlex.join(["sourceward", "evaluate", out, data, *again]), finished)
+        _summary(
+            model.info, model.tta, out, shlex.join(["sourceward", "evaluate", out, data, *again]), finished
+        )
         if allow in ("stream", "batch"):
             gains = model.adapter.stream_
             gain = "not estimated: it needs three sources" if gains is None else getattr(gains, allow)
@@ -135,7 +137,7 @@ def _changes(config: str | None, settings: list[str] | None, **flags: int | None
     return changes | {name: value for name, value in flags.items() if value is not None}
 
 
-def _summary(info: dict[str, Any], out: str, following: str, finished: bool) -> None:
+def _summary(info: dict[str, Any], tta: str, out: str, following: str, finished: bool) -> None:
     """Print the expected accuracy, accuracy on source validation, the expected gain, and what to run next."""
     from sourceward.model.card import expected_accuracy_text, expected_gain_text
 
@@ -150,7 +152,7 @@ def _summary(info: dict[str, Any], out: str, following: str, finished: bool) -> 
         accuracies = (f"{100 * scores[key]:.1f}" for key in ("unadapted", "adapted"))
         table.add_row(escape(name), f"{scores['samples']:,}", *accuracies)
     console.print(table)
-    console.print(expected_gain_text(expected), highlight=False, markup=False)
+    console.print(expected_gain_text(expected, tta), highlight=False, markup=False)
     when = "was trained already" if finished else f"took {metrics['seconds']:.0f} s"
     console.print(f"The model is in {escape(out)} and {when}. Next:", highlight=False)
     console.print(f"  {escape(following)}", highlight=False, soft_wrap=True)

@@ -1,5 +1,7 @@
 """A command group that imports a subcommand when it runs."""
 
+import inspect
+import re
 from importlib import import_module
 from typing import Any
 
@@ -27,5 +29,15 @@ class LazyGroup(TyperGroup):
 def load_command(name: str) -> Any:
     """Import the module of a subcommand and return its command."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name)(getattr(import_module(f"sourceward.cli.{name}"), name))
+    function = getattr(import_module(f"sourceward.cli.{name}"), name)
+    app.command(name, help=reflow(inspect.getdoc(function) or ""))(function)
     return typer.main.get_command(app)
+
+
+def reflow(text: str) -> str:
+    """Return a help text with each paragraph, and each item of a list, on one line: the terminal wraps it.
+
+    >>> reflow("One line\\nand more.\\n\\n- item\\n- another\\n  of two lines")
+    'One line and more.\\n\\n- item\\n- another of two lines'
+    """
+    return re.sub(r"(?<!\n)\n(?!\n|- )\s*", " ", text)

@@ -15,13 +15,17 @@ def list(
     what: Annotated[
         str,
         typer.Argument(help="datasets, methods, adapters, backbones, presets, transforms or experiments."),
-    ],
+    ] = "",
     filter: Annotated[
         str | None, typer.Argument(help="A substring or glob that the name must match.")
     ] = None,
     json: Json = False,
 ) -> None:
     """List datasets, training methods, adapters, backbones, presets, transforms or experiments."""
+    if not what:
+        raise InputError(
+            f"Expected what to list: {', '.join(LISTS)}. Type for instance `sourceward list datasets`."
+        )
     if what not in LISTS:
         raise unknown_name("list", what, LISTS)
     entries = LISTS[what](filter)

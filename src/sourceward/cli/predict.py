@@ -96,12 +96,12 @@ def predict(
 
     The status of a row:
 
-    adapted: the energy of at least one source fell along its chain.
-    not_adapted: adaptation is off, or the number of steps is 0.
-    energy_not_lower: no step lowered the energy of any source; the sample was not changed.
-    nonfinite: adaptation gave NaN or infinity; the prediction is the unadapted one.
-    abstained: trust is below --abstain-below; there is no label.
-    unreadable: the input could not be read; `reason` says why.
+    - adapted: the prediction uses adaptation (Langevin steps, weights by energy or test-time augmentation).
+    - not_adapted: the prediction is the classifier's own: adaptation is off, or the sample needed no copies.
+    - energy_not_lower: no step lowered the energy of any source; the sample was not changed.
+    - nonfinite: adaptation gave NaN or infinity; the prediction is the classifier's own.
+    - abstained: trust is below --abstain-below; there is no label.
+    - unreadable: the input could not be read; `reason` says why.
     """
     options = table_options(option)
     root = root or options.get("root")
@@ -189,7 +189,7 @@ def show_shards(out: str, done: Any, json: bool, quiet: bool) -> None:
     elif not quiet:
         typer.echo(
             f"Predicted {done.rows:,} rows in {done.shards:,} files, {done.unreadable:,} rows unreadable; "
-            f"{done.skipped:,} files were complete. They are in {out}.",
+            f"{done.skipped:,} files were complete from an earlier run. All are in {out}.",
             err=True,
         )
     if done.failed:

@@ -134,7 +134,7 @@ def extract_amplitude_mixed(
         with progress_bar(len(part), title, show) as advance:
             return encode(network, copies, slice(0, len(part)), advance)
 
-    for rows, title in chunks(np.arange(len(dataset)), "features in other amplitudes"):
+    for rows, title in chunks(np.arange(len(dataset)), "features of Fourier copies"):
         part, sources = dataset.select(rows), torch.from_numpy(toward[rows])
         content, how = part.content_hash(), tensor_hash({"amplitudes": amplitudes, "toward": sources})
         keys = [f"{content}{identity}{how}{size}" for identity in own]

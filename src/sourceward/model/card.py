@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sourceward._util.tables import not_covered
 from sourceward.nn.backbones import ImagePreprocessing
 from sourceward.nn.backbones.preprocessing import from_dict
 from sourceward.validation.expected_gain import ExpectedGain
@@ -13,6 +14,8 @@ NEEDS = (
 )
 NOT_ESTIMATED = f"Not estimated: the expected gain on an unseen domain {NEEDS}."
 ACCURACY = "Expected accuracy on an unseen domain"
+ADAPTS = "Adapts each test sample to the source domains, then classifies it. No weight of the model changes."
+CLASSIFIES = "Adaptation is off: each prediction is the classifier's own."
 
 _INPUT = {"image": "Images", "text": "Texts", "features": "Feature vectors"}
 _EXAMPLE = {"image": '["a.jpg"]', "text": '["a text"]', "features": "X"}
@@ -30,7 +33,7 @@ def model_card(config: dict[str, Any]) -> str:
         "Source domains": f"{', '.join(config['sources'])}.",
         "Adaptation": _adaptation(config),
         "Accuracy on source validation": _accuracy(config.get("metrics") or {}),
-        "Expected gain": expected_gain_text(config.get("expected_gain")),
+        "Expected gain": expected_gain_text(config.get("expected_gain"), config.get("tta", "")),
         "How to use": _usage(config["kind"]),
     }
     head = [
@@ -42,7 +45,7 @@ def model_card(config: dict[str, Any]) -> str:
         "",
         expected_accuracy_text(config.get("expected_gain")),
         "",
-        "Adapts each test sample to the source domains, then classifies it. No weight of the model changes.",
+        ADAPTS if _adapts(config) else CLASSIFIES,
         "",
     ]
     return "\n".join([*head, *(f"## {title}\n\n{text}\n" for title, text in sections.items() if text)])
@@ -55,13 +58,19 @@ def expected_accuracy_text(expected: dict[str, Any] | None) -> str:
     return f"{ACCURACY}: {ExpectedGain(**expected).accuracy_text}."
 
 
-def expected_gain_text(expected: dict[str, Any] | None) -> str:
-    """Return the sentence on the expected gain; `expected` is an `ExpectedGain` as a dictionary."""
+def expected_gain_text(expected: dict[str, Any] | None, tta: str = "") -> str:
+    """Return the sentence on the expected gain, and one where it is not that of the transforms in use.
+
+    Args:
+        expected: an `ExpectedGain` as a dictionary.
+        tta: the model's transforms.
+    """
     if expected is None:
         return NOT_ESTIMATED
+    more = not_covered(expected.get("tta", ""), tta)
     return (
         "Expected gain on an unseen domain, estimated by leave-one-domain-out validation: "
-        f"{ExpectedGain(**expected)}."
+        f"{ExpectedGain(**expected)}.{f' {more}' if more else ''}"
     )
 
 
@@ -88,6 +97,12 @@ def _classes(classes: list[str]) -> str:
     more = len(classes) - SHOWN_CLASSES
     shown = ", ".join(classes[:SHOWN_CLASSES]) + (f" and {more} more" if more > 0 else "")
     return f"{len(classes)}: {shown}."
+
+
+def _adapts(config: dict[str, Any]) -> bool:
+    """Return whether predictions use steps, transforms or weights by energy."""
+    adapt = config["adapt"]
+    return bool(adapt["num_steps"] or config.get("tta") or adapt.get("aggregation", "mean") != "mean")
 
 
 def _adaptation(config: dict[str, Any]) -> str:

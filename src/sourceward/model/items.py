@@ -51,7 +51,8 @@ def read_image(item: Any, shape: Geometry) -> Tensor:
         return torch.from_numpy(decode_image(item, shape))
     except Exception as error:  # PIL raises different exceptions for each format
         what = f"'{item}'" if isinstance(item, str | Path) else describe(item)
-        raise InputError(f"Expected an image, but {what} cannot be read as one: {error}.") from None
+        reason = str(error).removeprefix(f"{what} cannot be read: ").rstrip(".")
+        raise InputError(f"Expected an image, but {what} cannot be read as one: {reason}.") from None
 
 
 def items_of(inputs: Any) -> Any:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from sourceward._util.tables import not_covered
+
 if TYPE_CHECKING:
     from sourceward.model.model import Model
 
@@ -15,6 +17,7 @@ def summary(model: "Model") -> str:
     """What the model reads, expected accuracy and gain, classes and sources, what adaptation does."""
     what = "features" if model.backbone is None else f"{model.kind} through {model.backbone.spec}"
     gain = model.adapter.expected_gain_
+    more = "" if gain is None else not_covered(gain.tta, model.tta)
     return "\n".join(
         (
             f"Model of {what}",
@@ -22,7 +25,7 @@ def summary(model: "Model") -> str:
             f"{len(model.sources)} sources: {_joined(model.sources)}",
             f"test-time augmentation: {model.tta or 'none'}; Langevin steps: {model.settings.num_steps}",
             f"expected accuracy on an unseen domain: {NOT_ESTIMATED if gain is None else gain.accuracy_text}",
-            f"expected gain: {NOT_ESTIMATED if gain is None else gain}",
+            f"expected gain: {NOT_ESTIMATED if gain is None else gain}{f'. {more}' if more else ''}",
         )
     )
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sourceward._util.tables import GLUE, Table, gain_text
+from sourceward._util.tables import GLUE, Table, gain_text, not_covered
 from sourceward.report.bench_sections import class_section, confusion_section
 from sourceward.report.figures import STYLES, to_svg
 from sourceward.report.page import Figure, Section
@@ -40,6 +40,8 @@ def adaptation(run: "Run") -> str:
         return f"Nothing was chosen or estimated: validation needs three sources, and there are {sources}."
     if expected is None:
         return "The number of steps was given and not chosen, so nothing was estimated."
+    if more := not_covered(expected.get("tta", ""), run.config.get("tta", "")):
+        return more
     if not expected["adapts"]:
         return "Adaptation is off: no candidate has a safe gain on held-out sources."
     return (

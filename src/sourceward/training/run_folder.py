@@ -39,6 +39,9 @@ RUN, CONFIG = "run.json", "config.json"
 CHECKPOINT, LAST = "checkpoint.safetensors", "last.safetensors"
 FINETUNED, HEADS = "finetuned.safetensors", "heads.safetensors"
 CROSSFIT, MEMBERS, KEPT = "crossfit", "members", "checkpoints"
+FINGERPRINT = "data.fingerprint"
+"""Of files and labels. Its values mean nothing to a reader, so a difference is only named if no other is."""
+CONTENT = "files or labels of the data have changed"
 
 
 def check_run_folder(path: str | Path) -> None:
@@ -99,6 +102,7 @@ class RunFolder:
             raise InputError(f"'{file}' is damaged. Remove '{self.path}' to start anew.") from None
         changed = list(differences(before, self.configuration))
         if changed:
+            changed = [line for line in changed if not line.startswith(FINGERPRINT)] or [CONTENT]
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise InputError(
                 f"'{self.path}' holds a run of another configuration: {'; '.join(changed[:3])}{more}. "

@@ -56,7 +56,7 @@ def _pretrained(name: str, architecture: dict[str, Any], local_files_only: bool)
     import timm
 
     settings = timm.get_pretrained_cfg(name)
-    remedy = f"Connect once, {OTHERWISE}"
+    remedy = f"Connect to the internet once, {OTHERWISE}"
     if settings is None or not settings.has_weights:
         raise InputError(f"timm has no weights for {name!r}: {OTHERWISE}")
     options = dict(architecture, pretrained=True, num_classes=0)

@@ -29,7 +29,7 @@ def build(name: str, options: BuildOptions) -> Parts:
         with url_cache(weights.url, local_files_only=options.local_files_only):
             network = torchvision.models.get_model(base, weights=weights, **architecture)
     except OSError as error:
-        remedy = f"Connect once, {OTHERWISE}"
+        remedy = f"Connect to the internet once, {OTHERWISE}"
         raise no_download(f"the weights of torchvision:{name}", remedy, error) from error
     except ValueError as error:  # a vision transformer asked for another size than its weights have
         raise InputError(

@@ -37,7 +37,7 @@ BUFFERS = ("num_batches_tracked", "position_ids", "relative_position_index", "at
 
 Weights = str | Path | Mapping[str, Tensor]
 
-OTHERWISE = "give a file as `weights`, or none to start at random."
+OTHERWISE = "pass a file as `weights` (--weights FILE), or none to start at random (--weights none)."
 """Advice when a library has no weights."""
 
 
