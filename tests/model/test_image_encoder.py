@@ -39,6 +39,11 @@ def test_images_are_adapted_as_their_features(model):
     same(model.adapt_images(images), model.adapt_features(model.image_features(images)), 5e-3)
 
 
+def test_no_images_are_no_rows(model):
+    none = torch.zeros(0, 3, *model.preprocessing.size, dtype=torch.uint8)
+    assert model.adapt_images(none).probabilities.shape == (0, len(model.classes))
+
+
 def test_moving_the_model_drops_its_graphs_and_what_its_modules_keep(model):
     model.adapt_features(model.image_features(pixels(model)))
     assert last_folded(model.network) is not None

@@ -56,6 +56,8 @@ def adapt_images(
         names: transforms, joined by +.
         thresholds: see `Model.tta_thresholds`.
     """
+    if not len(images):
+        return adapter(model.network, model.network.scale.new_zeros(0, model.network.dim))
     every = levels(names, thresholds)
 
     def begin(done: int, images: Tensor) -> Level:

@@ -8,11 +8,10 @@ from sourceward.nn.backbones.preprocessing import from_dict
 from sourceward.validation.expected_gain import ExpectedGain
 
 SHOWN_CLASSES = 20
-NEEDS = (
-    "needs `num_steps='auto'`, at least 3 source domains and, with a fine-tuned backbone, `recipe=two-stage` "
-    "and `crossfit` above 0"
+NOT_ESTIMATED = (
+    "Not estimated: the expected gain on an unseen domain needs at least 3 source domains, "
+    "`num_steps='auto'` and, with a fine-tuned backbone, `recipe=two-stage` and `crossfit` above 0."
 )
-NOT_ESTIMATED = f"Not estimated: the expected gain on an unseen domain {NEEDS}."
 ACCURACY = "Expected accuracy on an unseen domain"
 ADAPTS = "Adapts each test sample to the source domains, then classifies it. No weight of the model changes."
 CLASSIFIES = "Adaptation is off: each prediction is the classifier's own."
@@ -54,7 +53,7 @@ def model_card(config: dict[str, Any]) -> str:
 def expected_accuracy_text(expected: dict[str, Any] | None) -> str:
     """Return the sentence on the expected accuracy; `expected` is an `ExpectedGain` as a dictionary."""
     if expected is None or expected.get("accuracy") is None:
-        return f"{ACCURACY}: not estimated; it {NEEDS}."
+        return f"{ACCURACY}: not estimated."
     return f"{ACCURACY}: {ExpectedGain(**expected).accuracy_text}."
 
 
