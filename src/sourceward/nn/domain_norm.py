@@ -22,6 +22,8 @@ START = 0.9
 """Share of batch norm before training: pretrained weights expect its statistics. Ours."""
 ROWS = 64
 """Rows that are normalised at once where none affects another: a pass over all sources takes much memory."""
+AFTER = "drop", "act"
+"""Parts of a batch norm layer of timm that follow the normalisation."""
 
 
 class MixedNorm(nn.BatchNorm2d):
@@ -41,7 +43,8 @@ class MixedNorm(nn.BatchNorm2d):
         self.to(norm.running_mean.device)
 
     def forward(self, maps: Tensor) -> Tensor:
-        if self.training or torch.compiler.is_exporting() or len(maps) <= ROWS:
+        together = self.training or self.running_mean is None  # rows share their statistics
+        if together or torch.compiler.is_exporting() or len(maps) <= ROWS:
             return self._normalized(maps)
         return torch.cat([self._normalized(part) for part in maps.split(ROWS)])
 
@@ -69,16 +72,20 @@ class MixedNorm(nn.BatchNorm2d):
 
 
 class DomainNorm(nn.Module):
-    """`MixedNorm` for rows that take one branch each: row i takes branch i mod sources."""
+    """`MixedNorm` for rows that take one branch each: row i takes branch i mod sources.
+
+    Batch norm of timm may end with dropout and an activation; they stay.
+    """
 
     def __init__(self, norm: _BatchNorm, sources: int) -> None:
         super().__init__()
         self.sources, self.norm = sources, MixedNorm(norm, sources)
+        self.after = nn.Sequential(*(getattr(norm, name) for name in AFTER if hasattr(norm, name)))
 
     def forward(self, maps: Tensor) -> Tensor:
         shape = maps.shape
         beside = maps.reshape(shape[0] // self.sources, self.sources * shape[1], *shape[2:])
-        return self.norm(beside).reshape(shape)
+        return self.after(self.norm(beside).reshape(shape))
 
 
 class DomainNormalized(nn.Module):

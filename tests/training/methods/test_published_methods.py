@@ -164,8 +164,21 @@ def test_dson_normalises_many_rows_in_parts(monkeypatch):
     monkeypatch.setattr(domain_norm, "ROWS", 3)
     torch.testing.assert_close(mixed(maps), whole)
     batch_statistics = mixed.train()(maps)  # of all rows
+    mixed.eval().running_mean = mixed.running_var = None  # as adapters that use a batch's statistics do
+    torch.testing.assert_close(mixed(maps), batch_statistics)
     monkeypatch.undo()
-    assert torch.equal(mixed(maps), batch_statistics)
+    assert torch.equal(mixed.train()(maps), batch_statistics)
+
+
+def test_dson_keeps_the_activations_inside_batch_norm():
+    backbone = create_backbone("timm:mobilenetv2_050", weights=None, image_size=32).eval()
+    images = rows(2, 3, 32, 32)
+    before = backbone(images)
+    backbone.use_domain_norm(2)
+    for module in backbone.modules():
+        if isinstance(module, MixedNorm):
+            module.mix.data.fill_(1.0)  # batch norm alone
+    torch.testing.assert_close(backbone.eval()(images), before, rtol=1e-4, atol=1e-5)
 
 
 def test_dson_gives_every_source_its_own_branch():
