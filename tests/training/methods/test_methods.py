@@ -242,9 +242,21 @@ def test_mixstyle_is_applied_after_the_first_two_stages():
         "network.5",
         "network.8",
     ]
-    backbone = create_backbone("torchvision:resnet18", weights=None, image_size=64)
-    stages = mixstyle.stage_ends(backbone, (4, 8))
-    assert [stage.split(".")[-1] for stage in stages] == ["layer1", "layer2"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "stages"),
+    [
+        ("torchvision:resnet18", ["layer1", "layer2"]),
+        ("timm:resnet50", ["layer1", "layer2"]),  # the next stage begins with maps of the same size
+        ("torchvision:mobilenet_v2", ["features.3", "features.6"]),
+    ],
+)
+def test_mixstyle_is_applied_where_a_stage_ends(spec, stages):
+    backbone = create_backbone(spec, weights=None, image_size=64)
+    assert mixstyle.stage_ends(backbone, (4, 8)) == [f"network.{stage}" for stage in stages]
+    assert backbone.training
+    assert len(mixstyle.stage_ends(create_backbone("tiny:conv", image_size=8), (4, 8))) == 1
 
 
 def test_jensen_shannon_of_known_predictions():

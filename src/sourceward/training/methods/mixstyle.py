@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from sourceward._util.errors import InputError
+from sourceward.nn.feature_statistics import early_maps
 from sourceward.training.finetune import FINETUNE_METHODS, FineTuneSettings, Rows
 from sourceward.training.methods.image_method import ImageMethod
 from sourceward.training.methods.random_draws import beta, other_source_rows
@@ -72,11 +73,11 @@ class MixStyle(ImageMethod):
                 handle.remove()
 
 
-def stage_ends(backbone: nn.Module, strides: tuple[int, ...]) -> list[str]:
-    """Return the names of the last modules whose maps have each of `strides`."""
+def stage_ends(backbone: Any, strides: tuple[int, ...]) -> list[str]:
+    """Return the names of the modules that end the stages of `strides`, whose maps are wider than a pixel."""
     size = getattr(getattr(backbone, "preprocessing", None), "size", None)
-    last = {} if size is None else _last_modules(backbone, size)
-    stages = [last[size[0] // stride] for stride in strides if size is not None and size[0] // stride in last]
+    wide = [stride for stride in strides if size is not None and min(size) // stride > 1]
+    stages = _early_maps(backbone, size, wide) if size is not None else []
     if not stages:
         raise InputError(
             "Fine-tuning by 'mixstyle' needs feature maps of an early stage, but this backbone has none. "
@@ -85,27 +86,9 @@ def stage_ends(backbone: nn.Module, strides: tuple[int, ...]) -> list[str]:
     return stages
 
 
-def _last_modules(backbone: nn.Module, size: tuple[int, int]) -> dict[int, str]:
-    """Return the last module for each height of maps, from one pass over a blank image."""
-    last: dict[int, str] = {}
-
-    def recorder(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.ndim == 4 and output.shape[-1] > 1:
-                last[output.shape[-2]] = name
-
-        return hook
-
-    handles = [m.register_forward_hook(recorder(name)) for name, m in backbone.named_modules() if name]
-    modes = {module: module.training for module in backbone.modules()}
-    device = next(backbone.parameters()).device
+def _early_maps(backbone: Any, size: tuple[int, int], strides: list[int]) -> list[str]:
+    training, channels = backbone.training, len(backbone.preprocessing.mean)
     backbone.eval()
-    try:
-        with torch.no_grad():
-            backbone(torch.zeros(1, 3, *size, device=device))
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
-    return last
+    names = early_maps(backbone.network, size, channels, strides)
+    backbone.train(training)
+    return [f"network.{name}" for name in names]
