@@ -49,7 +49,8 @@ def training_table(results: dict[str, Any]) -> Table:
         ratio = "-" if cost is None else f"{cost['ratio']:.1f} x"
         known = {r["backbone"]: r["mean_here"] for r in own["published"] if r["mean_here"] is not None}
         beside = (f"{known[name]:.1f}" if name in known else "-" for name in backbones)
-        rows.append([own["name"], *each, _mean(row, results), against, _validation(own), ratio, *beside])
+        means = (_mean(row, results), against, _validation(own, results))
+        rows.append([own["name"], *each, *means, ratio, *beside])
     header = ["training method", *short_names(targets).values(), "mean", f"against {reference}"]
     header += ["source validation", "cost of an iteration", *(f"published, {name}" for name in backbones)]
     caption = (
@@ -58,36 +59,44 @@ def training_table(results: dict[str, Any]) -> Table:
         "iteration alone on the device, in iterations of ERM. Published numbers have their own training and "
         "selection; those of domain_embedding and single_sample are with their own test-time classifiers."
     )
-    means = [row["mean"] if row and _is_whole(row, results) else 0.0 for row in plain.values()]
-    return Table(header, rows, caption, strong=[means.index(max(means))])
+    whole = [(row["mean"], -i) for i, row in enumerate(plain.values()) if row and _is_whole(row, results)]
+    return Table(header, rows, caption, strong=[-max(whole)[1]] if whole else [])
 
 
-def _validation(own: dict[str, Any]) -> str:
-    score = own.get("validation")  # none in earlier results
-    return "-" if score is None else f"{100 * score:.1f}"
+def _validation(own: dict[str, Any], results: dict[str, Any]) -> str:
+    score, row = own.get("validation"), _row(own)  # none in earlier results
+    return "-" if score is None else f"{100 * score:.1f}{_count(row, results)}"
+
+
+def _all_targets(results: dict[str, Any]) -> set[str]:
+    return {name for own in results["methods"] for row in own["table"] for name in row["targets"]}
 
 
 def _is_whole(row: dict[str, Any], results: dict[str, Any]) -> bool:
-    """Return whether a row is over as many targets as any: a mean over fewer is of another thing."""
-    return len(row["targets"]) == max(len(r["targets"]) for own in results["methods"] for r in own["table"])
+    """Return whether a row is over all targets: a mean over some of them is of another thing."""
+    return row["targets"].keys() == _all_targets(results)
 
 
 def _mean(row: dict[str, Any] | None, results: dict[str, Any]) -> str:
     """Return the mean over targets; how many there are, where some are missing."""
+    return f"{mean_text(row)}{_count(row, results)}"
+
+
+def _count(row: dict[str, Any] | None, results: dict[str, Any]) -> str:
+    """Return how many targets a row has, '' where none is missing."""
     if row is None or _is_whole(row, results):
-        return mean_text(row)
+        return ""
     count = len(row["targets"])
-    return f"{mean_text(row)} ({count} target{'s' * (count != 1)})"
+    return f" ({count} target{'s' * (count != 1)})"
 
 
 def _few_targets(results: dict[str, Any]) -> Iterator[str]:
     """Yield each training method that did not fail, but was evaluated on fewer targets than others."""
     plain = {own["name"]: row for own in results["methods"] if (row := _row(own)) is not None}
     failed = {own["name"] for own in results["methods"] for run in own["failed"] if run["method"] == NONE}
-    most = max((len(row["targets"]) for row in plain.values()), default=0)
     for name, row in plain.items():
-        if len(row["targets"]) < most and name not in failed:
-            yield f"{name}, {len(row['targets'])} of {most} targets"
+        if not _is_whole(row, results) and name not in failed:
+            yield f"{name}, {len(row['targets'])} of {len(_all_targets(results))} targets"
 
 
 def _row(own: dict[str, Any]) -> dict[str, Any] | None:
@@ -136,12 +145,22 @@ def _without_sizes(reason: str) -> str:
 def finding(results: dict[str, Any]) -> str:
     """Return which training methods differ from the reference by more than their intervals."""
     known = {own["name"]: own["against"] for own in results["methods"] if own["against"]}
-    ahead = [f"{name} ({100 * own['gain']:+.1f})" for name, own in known.items() if own["gain_low"] > 0]
-    behind = [f"{name} ({100 * own['gain']:+.1f})" for name, own in known.items() if own["gain_high"] < 0]
+    reads = {name: f"{name} ({100 * own['gain']:+.1f}{_over(name, results)})" for name, own in known.items()}
+    ahead = [reads[name] for name, own in known.items() if own["gain_low"] > 0]
+    behind = [reads[name] for name, own in known.items() if own["gain_high"] < 0]
     return (
         f"Without adaptation, ahead of {results['reference']} by more than the interval: "
         f"{', '.join(ahead) or 'none'}; behind: {', '.join(behind) or 'none'}; of {len(known)} methods."
     )
+
+
+def _over(name: str, results: dict[str, Any]) -> str:
+    """Return over how many targets a training method is compared with the reference, '' where over all."""
+    plain = {own["name"]: row["targets"].keys() for own in results["methods"] if (row := _row(own))}
+    shared = plain.get(name, set()) & plain.get(results["reference"], set())
+    if shared == _all_targets(results):
+        return ""
+    return f" over {len(shared)} target{'s' * (len(shared) != 1)}"
 
 
 def headline(results: dict[str, Any]) -> str:
@@ -153,7 +172,7 @@ def headline(results: dict[str, Any]) -> str:
         if not row["oracle"] and "rows=" not in row["method"] and _is_whole(row, results)  # same samples
     ]
     if not cells:
-        return "No run finished."
+        return "No pair has runs on every target." if _all_targets(results) else "No run finished."
     mean, method, label = max(cells)
     return f"Best of {len(cells)} pairs, picked by these numbers: {method} with {label}, {100 * mean:.1f} %."
 

@@ -151,7 +151,9 @@ def _row(
         accuracy.append(dict(zip(seeds, right.mean(1))))
         targets["/".join(at)] = over_seeds(right.mean(1)) | _gain(change)
     common = [seed for seed in plan.seeds if all(seed in by_seed for by_seed in accuracy)]
-    means = np.array([np.mean([by_seed[seed] for by_seed in accuracy]) for seed in common] or [np.nan])
+    means = [np.mean([by_seed[seed] for by_seed in accuracy]) for seed in common]
+    if not common:  # so far, each target has runs of other seeds
+        means = [np.mean([np.mean([*by_seed.values()]) for by_seed in accuracy])]
     low, high = paired_interval(changes)
     name, _, family = key.partition(":")
     selected = name in ("selected", "oracle")
@@ -166,7 +168,7 @@ def _row(
         "control": name in CONTROLS,
         **({"traits": vars(adapter_traits(name))} if name in ADAPTERS else {}),
         **({"chosen": chosen[key]} if key in chosen else {}),
-        **over_seeds(means),
+        **over_seeds(np.array(means)),
         "gain": float(np.mean([change.mean() for change in changes])),
         "gain_low": low,
         "gain_high": high,
