@@ -1,5 +1,8 @@
 """A grid that is stopped, fails in parts or shares its device: what is kept, and what is tried again."""
 
+import shutil
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -96,6 +99,13 @@ def test_cost_may_be_measured_later_and_stays(folder, tmp_path, monkeypatch):
     assert measured[0]["ratio"] == 1
     assert measured[1]["iteration_ms"] > 0
     assert costs(cost=False) == measured
+    settings = one.training.settings | {"finetune.batch_size": 3}
+    smaller = replace(one, training=replace(one.training, settings=settings))
+    (tmp_path / "methods").rename(tmp_path / "before")  # a folder of other settings would be refused
+    found = bench_methods(smaller, names, tmp_path, workers=0, cost=False)["methods"]
+    assert [own["cost"] for own in found] == [None, None]
+    shutil.rmtree(tmp_path / "methods")
+    (tmp_path / "before").rename(tmp_path / "methods")
     timings = iter([None, 2.0])
     monkeypatch.setattr(cost, "iteration_ms", lambda *given: next(timings) + 0)
     assert costs(workers=0) == measured, "without ERM there is no ratio"

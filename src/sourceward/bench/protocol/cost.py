@@ -15,8 +15,9 @@ import torch
 from sourceward._util import values
 from sourceward._util.devices import choose_device
 from sourceward._util.storage import write_whole
-from sourceward.bench.protocol.plan import Plan, leave_out
+from sourceward.bench.protocol.plan import Plan, Prepared, leave_out
 from sourceward.bench.protocol.provenance import code_version, versions
+from sourceward.bench.protocol.runs import key_of
 from sourceward.bench.protocol.training import Training
 from sourceward.bench.speed.timing import timed
 from sourceward.data import DomainDataset
@@ -31,24 +32,27 @@ FILE = "cost.json"
 Costs = dict[str, dict[str, float]]
 
 
-def known_costs(out: Path) -> Costs:
-    """Return what was measured before, by this code on this device."""
+def measured_by(prepared: Prepared, plan: Plan) -> dict[str, str]:
+    """Return what costs depend on: code, device, data and the settings that all training methods share."""
+    data = {job.name: job.fingerprint for job in prepared.jobs}
+    training = key_of([plan.training.identity(), data])
+    return {"code": code_version(), "machine": versions()["machine"], "training": training}
+
+
+def known_costs(out: Path, of: dict[str, str]) -> Costs:
+    """Return what was measured before, `of` the same code, device and training."""
     try:
         found = values.read_json(out / FILE)
     except ValueError:
         return {}
-    return found["methods"] if isinstance(found, dict) and found.get("of") == _measured_by() else {}
+    return found["methods"] if isinstance(found, dict) and found.get("of") == of else {}
 
 
-def keep_costs(out: Path, costs: Costs) -> Costs:
+def keep_costs(out: Path, of: dict[str, str], costs: Costs) -> Costs:
     """Add costs to those that are known, and return all of them."""
-    costs = known_costs(out) | costs
-    write_whole(out / FILE, json.dumps({"of": _measured_by(), "methods": costs}, indent=1) + "\n")
+    costs = known_costs(out, of) | costs
+    write_whole(out / FILE, json.dumps({"of": of, "methods": costs}, indent=1) + "\n")
     return costs
-
-
-def _measured_by() -> dict[str, str]:
-    return {"code": code_version(), "machine": versions()["machine"]}
 
 
 def training_cost(plan: Plan, trainings: Mapping[str, Training], dataset: DomainDataset) -> Costs:

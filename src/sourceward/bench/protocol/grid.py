@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sourceward._util.errors import InputError, unknown_name
-from sourceward.bench.protocol.cost import Costs, keep_costs, known_costs, training_cost
+from sourceward.bench.protocol.cost import Costs, keep_costs, known_costs, measured_by, training_cost
 from sourceward.bench.protocol.methods import NONE
 from sourceward.bench.protocol.plan import (
     OnResults,
@@ -144,14 +144,15 @@ def bench_methods(
         for target, method in job.pairs()
     }
     tell = None if on_run is None else lambda run: on_run(run | {"trained_by": trained_by[run["key"]]})
+    of = measured_by(prepared[names[0]], plan)
     results = partial(_results, plan, prepared, unsuitable)
-    so_far = Regularly(on_results, lambda: results(known_costs(Path(out))))
+    so_far = Regularly(on_results, lambda: results(known_costs(Path(out), of)))
     run_all([*prepared.values()], engine, workers, tell, so_far)
     if not cost:
-        return results(known_costs(Path(out)))
+        return results(known_costs(Path(out), of))
     trainings = {name: _training_by(name, plan) for name in dict.fromkeys([ERM, *names])}
     dataset = next(iter(prepared[names[0]].named.values()))
-    return results(keep_costs(Path(out), training_cost(plan, trainings, dataset)))
+    return results(keep_costs(Path(out), of, training_cost(plan, trainings, dataset)))
 
 
 def _results(
