@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sourceward._util.storage import load_tensors, save_tensors
 from sourceward.data.feeds import ResidentFeed
 from sourceward.nn.backbones import create_backbone
 from sourceward.training import learner
@@ -89,3 +90,18 @@ def test_one_kernel_takes_the_same_steps(monkeypatch):
         torch.testing.assert_close(value, one[name], msg=name)
     after = [parameter._version for parameter in ours.network.parameters()]
     assert all(now > then for now, then in zip(after, before))  # what was computed before is computed again
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_one_kernel_goes_on_to_the_same_bits(monkeypatch, tmp_path, layout):
+    monkeypatch.setattr(learner, "FUSED_FROM", 0)
+    whole, half, rest = (tuner(6, 1e-2) for _ in range(3))
+    for ours in (whole, half, rest):
+        ours.network.to(memory_format=layout)
+    *_, expected = steps(whole, 6)
+    *_, _ = steps(half, 3)
+    save_tensors(tmp_path / "half.safetensors", half.state_dict(), {})
+    rest.load_state_dict(load_tensors(tmp_path / "half.safetensors")[0], 3)
+    *_, found = steps(rest, 3)
+    for name, value in found.state_dict().items():
+        assert torch.equal(value, expected.state_dict()[name]), name

@@ -187,7 +187,16 @@ class Learner:
         if len({frozenset(slots) for slots in full["state"].values()}) > 1:
             raise ValueError("the state of its optimizer is not complete")
         self.optimizer.load_state_dict(full)
+        for parameter, slots in self.optimizer.state.items():  # one kernel reads their memory side by side
+            slots |= {name: _laid_out(value, parameter) for name, value in slots.items()}
         self.iteration = iteration
+
+
+def _laid_out(value: Tensor, parameter: Tensor) -> Tensor:
+    """Return a tensor of a parameter's shape in its memory format, which files do not keep."""
+    if value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def flat(inputs: Any) -> Any:
