@@ -57,6 +57,22 @@ def test_a_page_answers_every_question(folder):
     assert html.count("<figcaption>") == 6
 
 
+def test_a_mean_over_some_targets_is_not_compared_with_others(folder, results):
+    rows = {row["method"]: row for row in results["table"]}
+    rows["t3a"]["mean"] = rows["linear"]["mean"] = 2.0  # as if the hard target had failed
+    for name in ("t3a", "linear"):
+        rows[name]["targets"].popitem()
+    page = bench_page(results, folder)
+    compared = re.compile("Best of the other methods|A linear classifier")
+    assert not any(compared.search(note) for note in page.notes)
+    table = page.sections[0].tables[0]
+    count = len(rows["none"]["targets"]) - 1
+    texts = [row[1] for row in table.rows]
+    assert sum(text.endswith(f"({count} target{'s' * (count != 1)})") for text in texts) == 2
+    assert "target" not in texts[table.strong[0]]
+    assert document("results", {"one": {"command": "", **results}}, []).count(f"{count} target") >= 2
+
+
 @pytest.mark.parametrize(
     ("low", "gain", "high", "says"),
     [

@@ -1,7 +1,7 @@
 """Tables of text for reports and terminals, and how the numbers in them are written."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,24 @@ def ms_text(row: dict[str, Any]) -> str:
 def target_of(name: str) -> str:
     """Return the target of DATA/TARGET."""
     return name.split("/", 1)[1]
+
+
+def target_names(rows: Iterable[dict[str, Any]]) -> set[str]:
+    """Return the targets that any row of results has."""
+    return {name for row in rows for name in row["targets"]}
+
+
+def some_targets(row: dict[str, Any] | None, every: Collection[str]) -> str:
+    """Return how many targets a row has, '' where it has all: a mean over some of them is of another thing.
+
+    >>> row = {"targets": {"a/x": {}}}
+    >>> some_targets(row, ["a/x", "a/y"]), some_targets(row, ["a/x"])
+    (' (1 target)', '')
+    """
+    if row is None or len(row["targets"]) == len(every):
+        return ""
+    count = len(row["targets"])
+    return f" ({count} target{'s' * (count != 1)})"
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:

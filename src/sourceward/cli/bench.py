@@ -196,7 +196,14 @@ def missing(failed: list[dict[str, Any]]) -> list[str]:
 
 def tables(results: dict[str, Any]) -> list[Table]:
     """Return accuracy on each target; then each method's mean, difference to no adaptation, and cost."""
-    from sourceward._util.tables import gain_text, mean_text, ms_text, requirements, short_names
+    from sourceward._util.tables import (
+        gain_text,
+        mean_text,
+        ms_text,
+        requirements,
+        short_names,
+        some_targets,
+    )
 
     rows = results["table"]
     targets = list(dict.fromkeys(where for row in rows for where in row["targets"]))
@@ -211,7 +218,8 @@ def tables(results: dict[str, Any]) -> list[Table]:
         style = "dim" if row["oracle"] else None
         own = [f"{100 * row['targets'][t]['mean']:.1f}" if t in row["targets"] else "-" for t in targets]
         each.add_row(escape(row["label"]), *own, style=style)
-        texts = mean_text(row), gain_text(row), requirements(row), ms_text(row)
+        accuracy = mean_text(row) + some_targets(row, targets)
+        texts = accuracy, gain_text(row), requirements(row), ms_text(row)
         mean.add_row(escape(row["label"]), *texts, style=style)
     return [each, mean]
 

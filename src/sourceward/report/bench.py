@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sourceward._util.tables import Table, requirements
+from sourceward._util.tables import Table, requirements, some_targets, target_names
 from sourceward.report import bench_sections as parts
 from sourceward.report.context import cost, inapplicable
 from sourceward.report.page import Page, Section
@@ -67,7 +67,8 @@ def notes(results: dict[str, Any], subject: Subject) -> list[str]:
     """Return the sentences that qualify the headline."""
     rows = {row["method"]: row for row in results["table"]}
     found = [_by_target(subject)]
-    if "linear" in rows and not subject.partial:
+    compared = "linear" in rows and rows["linear"]["targets"].keys() == subject.row["targets"].keys()
+    if compared and not subject.partial:
         ahead = 100 * (subject.row["mean"] - rows["linear"]["mean"])
         found.append(
             f"A linear classifier on the same features reaches {100 * rows['linear']['mean']:.1f} %: "
@@ -106,13 +107,13 @@ def _by_target(subject: Subject) -> str:
 
 
 def _baselines(rows: dict[str, Any], subject: Subject) -> list[str]:
-    """Return the best other method that was evaluated on all rows, and what it requires."""
-    part = in_part(subject.runs)
+    """Return the best other method that was evaluated on all rows of all targets, and what it requires."""
+    part, every = in_part(subject.runs), target_names(rows.values())
     others = [
         row
         for key, row in rows.items()
         if not row["oracle"] and "traits" in row and key.split(":")[0] not in (NONE, "ebtsa")
-        if key not in part
+        if key not in part and not some_targets(row, every)
     ]
     if not others:
         return []

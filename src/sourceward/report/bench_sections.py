@@ -18,14 +18,16 @@ mean_text, gain_text = partial(tables.mean_text, glue=GLUE), partial(tables.gain
 
 def methods(results: dict[str, Any]) -> Section:
     """Return the accuracy of every method and its difference to no adaptation."""
-    rows = results["table"]
+    rows, every = results["table"], tables.target_names(results["table"])
+    some = [tables.some_targets(row, every) for row in rows]
     lines = [
-        [row["label"], mean_text(row), gain_text(row), tables.requirements(row), tables.ms_text(row)]
-        for row in rows
+        [row["label"], mean_text(row) + few, gain_text(row), tables.requirements(row), tables.ms_text(row)]
+        for row, few in zip(rows, some)
     ]
     header = ["method", "accuracy, %", "difference (95 % interval)", "requires", "ms a sample"]
     part = in_part(results["runs"])
     ranked = [i for i, row in enumerate(rows) if not row["oracle"] and row["method"] not in part]
+    ranked = [i for i in ranked if not some[i]]
     best = max(ranked, key=lambda i: rows[i]["mean"])
     text = (
         "All methods use the same models and the same features. Requirements at test time: weight updates, "

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sourceward._util.tables import gain_text, mean_text, short_names, target_of
+from sourceward._util.tables import gain_text, mean_text, short_names, some_targets, target_of
 from sourceward.report.context import cost, inapplicable, shortfalls, uncertainty
 from sourceward.report.experiment import finding
 from sourceward.report.grid import grid_sections
@@ -43,7 +43,7 @@ def _bench(results: dict[str, Any]) -> Iterator[str]:
         [
             row["label"],
             *(mean_text(row["targets"].get(where)) for where in targets),
-            mean_text(row),
+            mean_text(row) + some_targets(row, targets),
             gain_text(row),
             f"{100 * min(target['gain'] for target in row['targets'].values()):+.1f}",
         ]

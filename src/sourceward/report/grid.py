@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sourceward._util.tables import Table, gain_text, mean_text, short_names
+from sourceward._util.tables import Table, gain_text, mean_text, short_names, some_targets, target_names
 from sourceward.report.page import Page, Section
 
 NONE = "none"
@@ -59,7 +59,7 @@ def training_table(results: dict[str, Any]) -> Table:
         "iteration alone on the device, in iterations of ERM. Published numbers have their own training and "
         "selection; those of domain_embedding and single_sample are with their own test-time classifiers."
     )
-    whole = [(row["mean"], -i) for i, row in enumerate(plain.values()) if row and _is_whole(row, results)]
+    whole = [(row["mean"], -i) for i, row in enumerate(plain.values()) if row and not _count(row, results)]
     return Table(header, rows, caption, strong=[-max(whole)[1]] if whole else [])
 
 
@@ -69,12 +69,11 @@ def _validation(own: dict[str, Any], results: dict[str, Any]) -> str:
 
 
 def _all_targets(results: dict[str, Any]) -> set[str]:
-    return {name for own in results["methods"] for row in own["table"] for name in row["targets"]}
+    return target_names(row for own in results["methods"] for row in own["table"])
 
 
-def _is_whole(row: dict[str, Any], results: dict[str, Any]) -> bool:
-    """Return whether a row is over all targets: a mean over some of them is of another thing."""
-    return row["targets"].keys() == _all_targets(results)
+def _count(row: dict[str, Any] | None, results: dict[str, Any]) -> str:
+    return some_targets(row, _all_targets(results))
 
 
 def _mean(row: dict[str, Any] | None, results: dict[str, Any]) -> str:
@@ -82,20 +81,12 @@ def _mean(row: dict[str, Any] | None, results: dict[str, Any]) -> str:
     return f"{mean_text(row)}{_count(row, results)}"
 
 
-def _count(row: dict[str, Any] | None, results: dict[str, Any]) -> str:
-    """Return how many targets a row has, '' where none is missing."""
-    if row is None or _is_whole(row, results):
-        return ""
-    count = len(row["targets"])
-    return f" ({count} target{'s' * (count != 1)})"
-
-
 def _few_targets(results: dict[str, Any]) -> Iterator[str]:
     """Yield each training method that did not fail, but was evaluated on fewer targets than others."""
     plain = {own["name"]: row for own in results["methods"] if (row := _row(own)) is not None}
     failed = {own["name"] for own in results["methods"] for run in own["failed"] if run["method"] == NONE}
     for name, row in plain.items():
-        if not _is_whole(row, results) and name not in failed:
+        if _count(row, results) and name not in failed:
             yield f"{name}, {len(row['targets'])} of {len(_all_targets(results))} targets"
 
 
@@ -169,7 +160,7 @@ def headline(results: dict[str, Any]) -> str:
         (row["mean"], own["name"], row["label"])
         for own in results["methods"]
         for row in own["table"]
-        if not row["oracle"] and "rows=" not in row["method"] and _is_whole(row, results)  # same samples
+        if not row["oracle"] and "rows=" not in row["method"] and not _count(row, results)  # same samples
     ]
     if not cells:
         return "No pair has runs on every target." if _all_targets(results) else "No run finished."
