@@ -170,6 +170,8 @@ def test_names_are_checked():
         ),
         ({"training": Training(backbone="timm:test_vit", weights=None)}, ["erm", "mixstyle"], "feature maps"),
         ({"training": Training(backbone="timm:test_vit", weights=None)}, ["dson"], "needs batch norm"),
+        ({"training": Training(backbone="timm:nothing")}, ["all"], "Unknown timm model 'nothing'"),
+        ({"training": Training(preset="pacs-resnet18")}, ["erm"], "leave the preset out"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_any_work(folder, tmp_path, change, names, reason):

@@ -34,6 +34,7 @@ from sourceward.fitting.checks import make_backbone
 from sourceward.functional.metrics import paired_interval
 from sourceward.training.finetune import FINETUNE_METHODS
 from sourceward.training.methods import list_methods, methods_table
+from sourceward.training.presets import PRESETS
 
 ERM, SWAD, ALL = "erm", "swad", "all"
 AVERAGED = {
@@ -46,6 +47,10 @@ AVERAGED = {
 does. SWAD (Cha et al., NeurIPS 2021) chooses the first and the last one by the validation loss."""
 
 SWAD_ABOUT = "ERM with a constant learning rate, whose iterates are averaged; `finetune.average=1`."
+
+
+class NoBackbone(InputError):
+    """The backbone cannot be made: no method can train it."""
 
 
 def training_methods(text: str) -> list[str]:
@@ -76,6 +81,12 @@ def check_methods(plan: Plan, names: Sequence[str]) -> tuple[list[str], dict[str
     if plan.training.freeze or given:
         what = f"--set {given[0]}" if given else "--freeze"
         raise InputError(f"--methods trains a backbone by each of several methods: leave {what} out.")
+    preset = plan.training.preset
+    if preset is not None and PRESETS[preset].settings.get("recipe") == "joint":
+        raise InputError(
+            f"--methods fine-tunes a backbone before anything else is trained, but preset {preset!r} trains "
+            "all together: leave the preset out."
+        )
     everything, unsuitable = ALL in names, dict[str, str]()
     datasets = [open_dataset(data, **dict(plan.options)) for data in plan.data]
     names = [*list_methods(), SWAD] if everything else names
@@ -84,7 +95,7 @@ def check_methods(plan: Plan, names: Sequence[str]) -> tuple[list[str], dict[str
             for dataset in datasets:
                 _check(name, plan, dataset)
         except InputError as error:
-            if not everything or name in (ERM, SWAD):
+            if not everything or name in (ERM, SWAD) or isinstance(error, NoBackbone):
                 raise
             unsuitable[name] = str(error)
     return [name for name in names if name not in unsuitable], unsuitable
@@ -99,7 +110,10 @@ def _check(name: str, plan: Plan, dataset: DomainDataset) -> None:
     for sources in left:
         method.needs.check(name, dataset.kind, sources, settings.finetune)
     if left and method.needs.backbone:
-        backbone = make_backbone(dataset, training.spec, training.weights, settings, True, 0)
+        try:
+            backbone = make_backbone(dataset, training.spec, training.weights, settings, True, 0)
+        except InputError as error:
+            raise NoBackbone(str(error)) from None
         assert backbone is not None
         method(settings.finetune, backbone, min(left), len(dataset.classes))  # refuses what it cannot use
 
