@@ -42,7 +42,7 @@ class FineTuneSettings:
         weight_decay: decoupled (AdamW).
         schedule: `cosine`, `step` (x 0.1 at 60 %) or `constant`.
         average: decay of the moving average of all weights; 0 keeps the last iterate, 1 is the plain mean of
-            all iterates from the hundredth on.
+            all iterates from the hundredth on, or of the second half of a short training.
         freeze_batchnorm: hold the statistics of batch norm; where they move, they are averaged, too.
         evaluate_every: iterations between validations; a tenth of the training when None.
         checkpoint_every: iterations between checkpoints.

@@ -19,7 +19,7 @@ CHECK_EVERY = 20
 """Iterations between checks of the loss: each of them waits for the device."""
 
 MEAN_FROM = 100
-"""The first iterate of a plain mean."""
+"""The first iterate of a plain mean; the middle one of a training that is shorter than twice as long."""
 
 STATISTICS = ("running_mean", "running_var")
 """Of batch norm."""
@@ -147,7 +147,7 @@ class Learner:
     def _update_average(self) -> None:
         """Batch norm statistics are averaged as weights are: to first order the mean of the iterates'
         statistics is that of their mean, and the last iterate's are not. Other buffers are copied."""
-        decay = averaging(self.iteration, self.loop.average)
+        decay = averaging(self.iteration, self.loop.average, self.loop.max_iter)
         (ours, other), (theirs, others) = self._averaged
         torch._foreach_lerp_(ours, theirs, 1 - decay)
         if other:
@@ -215,19 +215,21 @@ def rate(progress: float, schedule: str) -> float:
     return 0.1 if schedule == "step" and progress >= 0.6 else 1.0
 
 
-def averaging(iteration: int, average: float) -> float:
+def averaging(iteration: int, average: float, max_iter: int) -> float:
     """How much of the average stays when an iterate comes in.
 
     The memory is short at first, so that the start is forgotten; an `average` of 1 is the plain mean of all
-    iterates from the hundredth on.
+    iterates from the hundredth on, or of the second half of a short training.
 
-    >>> averaging(1, 0.98), averaging(1000, 0.98)
+    >>> averaging(1, 0.98, 1000), averaging(1000, 0.98, 1000)
     (0.1, 0.98)
-    >>> averaging(100, 1.0), averaging(101, 1.0), averaging(102, 1.0)
+    >>> averaging(100, 1.0, 1000), averaging(101, 1.0, 1000), averaging(102, 1.0, 1000)
     (0.0, 0.5, 0.6666666666666666)
+    >>> averaging(6, 1.0, 10)
+    0.5
     """
     if average == 1:
-        taken = max(0, iteration - MEAN_FROM)
+        taken = max(0, iteration - min(MEAN_FROM, max_iter // 2))
         return taken / (taken + 1)
     return min(average, iteration / (iteration + 9))
 

@@ -43,7 +43,7 @@ AVERAGED = {
     "finetune.schedule": "constant",
     "finetune.select": "late",
 }
-"""`swad`: ERM whose iterates are averaged, all from the hundredth on, as our default for pretrained backbones
+"""`swad`: ERM whose iterates are averaged, from the hundredth on, as our default for pretrained backbones
 does. SWAD (Cha et al., NeurIPS 2021) chooses the first and the last one by the validation loss."""
 
 SWAD_ABOUT = "ERM with a constant learning rate, whose iterates are averaged; `finetune.average=1`."
