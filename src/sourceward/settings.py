@@ -77,8 +77,8 @@ class LoopSettings:
         optimizer: `adamw` (decoupled weight decay) or `adam` (the paper).
         schedule: `cosine` to 0, `step` (x 0.1 at 60 %, the released code) or `constant`.
         energy_schedule: of the energies alone; as `schedule` when None.
-        average: decay of the moving average of all trained weights; 0 keeps the last iterate, 1 is the mean of
-            all from the hundredth on (Arpit et al., NeurIPS 2022), or of the second half of a short training.
+        average: decay of the moving average of all trained weights; 0 keeps the last iterate, 1 is the mean
+            of all from the hundredth on, or of the second half of a short training (Arpit et al., 2022).
         freeze_batchnorm: keep the backbone's batch norm statistics fixed, so that results do not depend on
             the composition of a batch.
     """
