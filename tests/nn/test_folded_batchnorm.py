@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import io
 import pickle
 import weakref
 
@@ -15,7 +16,7 @@ from sourceward.adaptation.copies import CopyEncoder, Statistics
 from sourceward.nn.alone import encode_alone
 from sourceward.nn.backbones import create_backbone
 from sourceward.nn.folded_batchnorm import ORDERS, FoldedCopies, ReorderedConv2d, fold_batchnorm
-from sourceward.nn.kept import KEY, State, forget, kept
+from sourceward.nn.kept import KEY, Kept, State, forget, kept
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -645,7 +646,12 @@ def test_copies_and_pickles_of_a_network_have_no_folded_copy():
     size = len(pickle.dumps(network))
     fold(network)
     assert len(pickle.dumps(network)) < size + 200
-    for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+    file = io.BytesIO()
+    torch.save(network, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([*{type(part) for part in network.modules()}, Kept]):
+        loaded = torch.load(file, weights_only=True)
+    for other in (copy.deepcopy(network), loaded):
         assert not kept(other).copies
         other[0].weight.mul_(2)
         torch.testing.assert_close(fold(other)(IMAGES), other(IMAGES), rtol=1e-4, atol=1e-4)

@@ -16,7 +16,7 @@ TABLES = "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_
 SAMPLES = 32
 """Elements of each tensor, at least, that are compared."""
 GOLDEN = (math.sqrt(5) - 1) / 2
-"""Multiples of this share of a row come to all parts of it."""
+"""Share of a row between two samples: they spread over all parts of it."""
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by their size in bytes: as integers, NaN equals itself."""
 
@@ -38,7 +38,7 @@ class Kept:
 
 
 def kept(module: nn.Module) -> Kept:
-    """What this module keeps. A shallow copy has the attributes of another one, but nothing of its passes."""
+    """What this module keeps. A shallow copy has the attributes of its original, but keeps nothing yet."""
     found = vars(module).get(KEY)
     if found is None or not found.belongs_to(module):
         found = vars(module)[KEY] = Kept(module)
@@ -52,11 +52,11 @@ def forget(module: nn.Module) -> None:
 
 
 class State:
-    """Modules and tensors as they were. No module is kept alive but by another one that has it: what is kept
-    of a module refers to its state, and is freed with it.
+    """Modules and tensors as they were. References to modules are weak: a network that is dropped is freed at
+    once, together with what is kept of it.
 
-    Fused optimizers do not count their changes to a tensor, and nobody counts those to `.data`, so some
-    elements of each tensor are compared, too, of a weight one for each output at least.
+    Torch counts the changes of a tensor, but not those by fused optimizers or through `.data`. So some
+    elements of each tensor are compared, too: at least one for each output of a weight.
 
     Args:
         modules: all of them, also those in others.

@@ -43,8 +43,8 @@ AVERAGED = {
     "finetune.schedule": "constant",
     "finetune.select": "late",
 }
-"""`swad`: ERM whose iterates are averaged, from the hundredth on, as our default for pretrained backbones
-does. SWAD (Cha et al., NeurIPS 2021) chooses the first and the last one by the validation loss."""
+"""`swad`: ERM whose iterates are averaged, as by default for pretrained backbones. SWAD (Cha et al., NeurIPS
+2021) chooses the first and the last one by the validation loss."""
 
 SWAD_ABOUT = "ERM with a constant learning rate, whose iterates are averaged; `finetune.average=1`."
 
