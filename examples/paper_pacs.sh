@@ -6,8 +6,9 @@
 # Killed at any time and started again with the same words, it goes on from the last checkpoint; what is trained stays in
 # OUT/models. docs/reproduction.md says what it costs. A ResNet-50 in minutes, and not as long as in the paper:
 #
-#     sh examples/paper_pacs.sh /path/to/pacs OUT --set max_iter=2000 --set batch_size=32 \
-#         --set backbone_learning_rate=5e-5 --set evaluate_every=2000 --set num_draws=0
+#     sh examples/paper_pacs.sh /path/to/pacs OUT --set max_iter=4000 --set batch_size=32 --set evaluate_every=4000 \
+#         --set backbone_learning_rate=5e-5 --set num_draws=0 --set train.average=1 --set update_per_source=false \
+#         --set finetune.compile=true
 set -eu
 data=$1 out=$2
 shift 2

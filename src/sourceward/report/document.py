@@ -32,7 +32,8 @@ def document(
         section = {"bench": _bench, "experiment": _experiment, "grid": _grid}.get(own.get("kind", ""))
         if section is not None:
             parts.append(f"## {name}\n\n`{own['command']}` ([file](../{name}/results.json))")
-            parts += section(own)
+            said = (own.get("about"), own.get("note"))  # what it is, and what went wrong with it
+            parts += filter(None, [" ".join(filter(None, said)), *section(own)])
     return "\n\n".join([*parts, *_published(published)]) + "\n"
 
 
@@ -50,8 +51,6 @@ def _bench(results: dict[str, Any]) -> Iterator[str]:
         for row in rows
     ]
     lines += [_published_row(row, targets) for row in results.get("published", ())]
-    if results.get("about"):
-        yield results["about"]
     names = short_names(targets).values()
     yield _table(["accuracy, %", *names, "mean", "against no adaptation", "worst target"], lines)
     yield results["plus_minus"]
@@ -98,7 +97,7 @@ def _expected_gains(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _experiment(results: dict[str, Any]) -> Iterator[str]:
-    yield " ".join(filter(None, (results["about"], results.get("note"), finding(results))))
+    yield finding(results)
     for table in results["tables"]:
         width = len(table["header"])
         yield _table(table["header"], [[*row, *[""] * (width - len(row))] for row in table["rows"]])

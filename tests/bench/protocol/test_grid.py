@@ -238,7 +238,8 @@ def test_the_grid_is_a_page_and_markdown(done):
     html = render(grid_page(results))
     assert "generated_classifier applies only after single_sample: This adapter needs" in html
     assert "Best of" in html
-    markdown = document("results", {"results/grid": results})
+    markdown = document("results", {"results/grid": results | {"note": "Measured at night."}})
+    assert "Measured at night." in markdown
     assert "| accuracy, % | no adaptation |" in markdown
     assert "| training method | b | c | mean | against erm |" in markdown
     against = [None, {"gain": 0.02, "gain_low": 0.01, "gain_high": 0.03}]
