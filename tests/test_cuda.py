@@ -39,6 +39,15 @@ def test_zero_steps_equal_no_adaptation():
     assert np.array_equal(est.adapt(TARGET).probabilities, plain.probabilities)
 
 
+def test_autocast_of_the_caller_changes_no_bit():
+    first, second = fitted(), fitted()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = first.predict_proba(TARGET)
+    expected = second.predict_proba(TARGET)
+    assert np.array_equal(found, expected)
+    assert np.array_equal(first.predict_proba(TARGET), expected)  # by the graph captured above
+
+
 @pytest.mark.parametrize("sampler", list(SAMPLERS))
 def test_predicting_changes_no_parameter_and_raises_no_energy(sampler):
     est = fitted(sampler=sampler)

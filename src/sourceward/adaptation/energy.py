@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from sourceward._util.devices import without_autocast
 from sourceward._util.graphs import Graph, HostCopy, replay
 from sourceward._util.threads import threads_for
 from sourceward.adaptation.base import (
@@ -121,16 +122,15 @@ class EnergyAdaptation:
         plain = off._end(network, off._begin(network, inputs, encoder), encoder)
         return [_fall_back(*copy) for copy in zip(copies, plain, finite)]
 
+    @without_autocast()
     def _table(
         self, network: Network, inputs: Tensor, encoder: Encoder | None, rows: int
     ) -> tuple[Tensor, Tensor | None]:
         """On CUDA a known graph is launched at once; whether it is still valid is checked while it runs."""
 
         def table(inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-            feature = inputs
-            if encoder is not None:
-                feature = encoder(inputs)
-                feature = _more_rows(feature, _rows(len(feature), network))
+            feature = inputs if encoder is None else encoder(inputs)
+            feature = _more_rows(feature, _rows(len(feature), network))  # features have been padded
             all_rows = feature.is_cuda or self._settings.num_draws
             own = feature if all_rows else feature[: rows * _copies(encoder)]  # without padding
             keys = keys_of(own, self._settings.seed)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward._util.devices import choose_device
+from sourceward._util.devices import choose_device, without_autocast
 from sourceward._util.threads import threads_for
 from sourceward.data.feeds import ResidentFeed
 from sourceward.estimator.input import fingerprint_of, held_out
@@ -164,6 +164,7 @@ def _train(
 
 
 @torch.no_grad()
+@without_autocast()
 def rescaled(network: Network, X: Any) -> Tensor:
     """Features as a network takes them: projected, whitened and scaled, on its device."""
     raw = torch.as_tensor(np.require(X, np.float32, "W")).to(network.scale.device)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sourceward._util.devices import choose_device
+from sourceward._util.devices import choose_device, without_autocast
 from sourceward._util.errors import InputError
 from sourceward._util.storage import open_folder
 from sourceward.adaptation.base import AdaptationResult, inner_backbone, join
@@ -203,6 +203,7 @@ class Model:
         """One `Prediction` for each row, with the probabilities of all classes on request."""
         return explain(result, self.classes, self.sources, probabilities)
 
+    @without_autocast()
     @torch.no_grad()
     def features(self, inputs: Any) -> Tensor:
         """Rescaled features (n, dim) of whatever `predict` takes."""
