@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from sourceward._util.errors import InputError, unknown_name
+from sourceward._util.errors import InputError, TrainingError, unknown_name
 from sourceward._util.threads import available_cores
 
 Outcome = tuple[int, Any]
@@ -40,9 +40,32 @@ def run_jobs(
     if engine == "ray":
         yield from _ray(function, jobs, workers)
     elif workers == 1:
-        yield from ((number, function(job)) for number, job in enumerate(jobs))
+        yield from _here(function, jobs)
     else:
         yield from _processes(function, [*jobs], workers)
+
+
+def _here(function: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[Outcome]:
+    for number, job in enumerate(jobs):
+        yield number, function(job)
+        if not device_works():
+            raise TrainingError(
+                "The GPU reported an error that ends all work of this process. Run the same command again: "
+                "what is finished is kept."
+            )
+
+
+def device_works() -> bool:
+    """Return whether CUDA still works here, where it is used. After an illegal memory access every call
+    fails until the process ends."""
+    import torch
+
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _processes(function: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Iterator[Outcome]:
@@ -51,7 +74,7 @@ def _processes(function: Callable[[Any], Any], jobs: Sequence[Any], workers: int
     from concurrent.futures.process import BrokenProcessPool
 
     if len(jobs) <= 1:
-        yield from ((number, function(job)) for number, job in enumerate(jobs))
+        yield from _here(function, jobs)
         return
     rest, share = dict(enumerate(jobs)), min(workers, len(jobs))
     while rest:
@@ -78,10 +101,19 @@ def _pool(function: Callable[[Any], Any], jobs: Mapping[int, Any], workers: int)
     # Not forked: a child may wait for ever for locks that threads of its parent hold.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _start_worker, (threads, os.getpid())) as pool:
-        numbers = {pool.submit(function, job): number for number, job in jobs.items()}
+        numbers = {pool.submit(_in_worker, function, job): number for number, job in jobs.items()}
         for future in as_completed(numbers):
             error = future.exception()
             yield numbers[future], future.result() if error is None else error
+
+
+def _in_worker(function: Callable[[Any], Any], job: Any) -> Any:
+    """Run a job in a worker, which ends where its device no longer works: it would fail all jobs to come."""
+    try:
+        return function(job)
+    finally:
+        if not device_works():
+            os._exit(1)
 
 
 def _threads_each(workers: int) -> int:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from sourceward._util.engines import run_jobs
-from sourceward._util.errors import InputError
+from sourceward._util.errors import InputError, TrainingError
 from sourceward.bench.protocol.jobs import run_job
 from sourceward.bench.protocol.plan import bench
 from tests.bench.protocol.test_plan import feature_file, plan, timeless
@@ -71,6 +72,34 @@ def test_a_worker_that_dies_takes_no_other_job_along():
     outcomes = dict(run_jobs(die_at_zero, [1, 0, 2, 3, 4], "local", 2))
     assert isinstance(outcomes.pop(1), Exception)
     assert outcomes == {0: 2, 2: 4, 3: 6, 4: 8}
+
+
+def break_the_device_at_zero(number):
+    import torch
+
+    def synchronize():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    if number == 0:
+        torch.cuda.is_initialized, torch.cuda.synchronize = (lambda: True), synchronize
+    elif torch.cuda.is_initialized():
+        synchronize()
+    return 2 * number
+
+
+def test_a_worker_whose_device_fails_takes_no_other_job_along():
+    outcomes = dict(run_jobs(break_the_device_at_zero, [1, 0, 2, 3, 4], "local", 2))
+    assert isinstance(outcomes.pop(1), Exception)
+    assert outcomes == {0: 2, 2: 4, 3: 6, 4: 8}
+
+
+def test_a_device_that_fails_here_ends_the_command_with_a_sentence(monkeypatch):
+    for name in ("is_initialized", "synchronize"):
+        monkeypatch.setattr(f"torch.cuda.{name}", getattr(torch.cuda, name))
+    outcomes = run_jobs(break_the_device_at_zero, [1, 0, 2])
+    assert [next(outcomes), next(outcomes)] == [(0, 2), (1, 0)]
+    with pytest.raises(TrainingError, match="Run the same command again"):
+        next(outcomes)
 
 
 def test_bad_input():
