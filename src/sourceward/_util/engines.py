@@ -47,17 +47,17 @@ def run_jobs(
 
 def _here(function: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[Outcome]:
     for number, job in enumerate(jobs):
-        yield number, function(job)
-        if not device_works():
+        if number and not device_works():
             raise TrainingError(
-                "The GPU reported an error that ends all work of this process. Run the same command again: "
-                "what is finished is kept."
+                "The GPU reported an error after which this process cannot use it. Run the same command "
+                "again: what is finished is kept. Several workers go on without the job that causes it."
             )
+        yield number, function(job)
 
 
 def device_works() -> bool:
-    """Return whether CUDA still works here, where it is used. After an illegal memory access every call
-    fails until the process ends."""
+    """Return whether this process can still use its GPU, if it uses one. After an illegal memory access
+    every call fails until the process ends."""
     import torch
 
     try:
@@ -108,7 +108,7 @@ def _pool(function: Callable[[Any], Any], jobs: Mapping[int, Any], workers: int)
 
 
 def _in_worker(function: Callable[[Any], Any], job: Any) -> Any:
-    """Run a job in a worker, which ends where its device no longer works: it would fail all jobs to come."""
+    """Run a job in a worker. A worker whose GPU no longer works ends: it would fail all jobs to come."""
     try:
         return function(job)
     finally:
@@ -161,9 +161,10 @@ def _ray(function: Callable[[Any], Any], jobs: Iterable[Any], workers: int) -> I
         cpus = ray.cluster_resources().get("CPU", 1)
         # Each of the jobs that run at once gets a share of a GPU, so that all of them see one.
         share = {"num_gpus": min(1.0, gpus / cpus)} if gpus else {}
-        remote = ray.remote(num_cpus=1, max_retries=RETRIES, **share)(function)
+        remote = ray.remote(num_cpus=1, max_retries=RETRIES, **share)(_in_worker)
         drawn = enumerate(jobs)
-        waiting = {remote.remote(job): number for number, job in islice(drawn, int(WAITING * cpus))}
+        first = islice(drawn, int(WAITING * cpus))
+        waiting = {remote.remote(function, job): number for number, job in first}
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
             try:
@@ -171,7 +172,7 @@ def _ray(function: Callable[[Any], Any], jobs: Iterable[Any], workers: int) -> I
             except ray.exceptions.RayError as error:
                 outcome = error
             yield waiting.pop(done), outcome
-            waiting |= {remote.remote(job): number for number, job in islice(drawn, 1)}
+            waiting |= {remote.remote(function, job): number for number, job in islice(drawn, 1)}
     finally:
         if own:
             ray.shutdown()

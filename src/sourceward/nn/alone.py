@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sourceward._util.devices import without_autocast
 from sourceward._util.threads import available_cores, one_thread
 from sourceward.nn.backbones import Backbone
 from sourceward.nn.backbones.backbone import SEVERAL
@@ -55,7 +56,7 @@ class Trial:
     """When threads may share a pass again."""
 
 
-@torch.autocast("cpu", enabled=False)  # the workers have none
+@without_autocast()  # the workers have none
 @torch.no_grad()
 def encode_alone(passes: Sequence[Pass]) -> list[Tensor]:
     """The output of each pass, without gradients, whatever the number of threads."""

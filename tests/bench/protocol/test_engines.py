@@ -68,13 +68,7 @@ def die_at_zero(number):
     return 2 * number
 
 
-def test_a_worker_that_dies_takes_no_other_job_along():
-    outcomes = dict(run_jobs(die_at_zero, [1, 0, 2, 3, 4], "local", 2))
-    assert isinstance(outcomes.pop(1), Exception)
-    assert outcomes == {0: 2, 2: 4, 3: 6, 4: 8}
-
-
-def break_the_device_at_zero(number):
+def break_the_gpu_at_zero(number):
     import torch
 
     def synchronize():
@@ -87,16 +81,17 @@ def break_the_device_at_zero(number):
     return 2 * number
 
 
-def test_a_worker_whose_device_fails_takes_no_other_job_along():
-    outcomes = dict(run_jobs(break_the_device_at_zero, [1, 0, 2, 3, 4], "local", 2))
+@pytest.mark.parametrize("function", [die_at_zero, break_the_gpu_at_zero])
+def test_a_worker_that_dies_or_whose_gpu_fails_takes_no_other_job_along(function):
+    outcomes = dict(run_jobs(function, [1, 0, 2, 3, 4], "local", 2))
     assert isinstance(outcomes.pop(1), Exception)
     assert outcomes == {0: 2, 2: 4, 3: 6, 4: 8}
 
 
-def test_a_device_that_fails_here_ends_the_command_with_a_sentence(monkeypatch):
+def test_a_gpu_that_fails_in_this_process_ends_the_command_with_a_sentence(monkeypatch):
     for name in ("is_initialized", "synchronize"):
         monkeypatch.setattr(f"torch.cuda.{name}", getattr(torch.cuda, name))
-    outcomes = run_jobs(break_the_device_at_zero, [1, 0, 2])
+    outcomes = run_jobs(break_the_gpu_at_zero, [1, 0, 2])
     assert [next(outcomes), next(outcomes)] == [(0, 2), (1, 0)]
     with pytest.raises(TrainingError, match="Run the same command again"):
         next(outcomes)
@@ -149,3 +144,10 @@ def test_a_ray_cluster_survives_the_death_of_a_worker(ray_cluster, tmp_path, mon
     assert (tmp_path / "ray" / "killed").exists(), "no worker was killed"
     assert not there["failed"]
     assert timeless(there["table"]) == timeless(here["table"])
+
+
+@pytest.mark.xdist_group("ray")
+def test_a_ray_worker_whose_gpu_fails_takes_no_other_job_along(ray_cluster):
+    outcomes = dict(run_jobs(break_the_gpu_at_zero, [1, 0, 2, 3, 4], "ray"))
+    assert isinstance(outcomes.pop(1), Exception)
+    assert outcomes == {0: 2, 2: 4, 3: 6, 4: 8}
